@@ -33,7 +33,7 @@ from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition, DomainInfo
+from vmckpt.vm.domains.replies import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(20)]
 UUID = "00000000-0000-0000-0000-000000000001"

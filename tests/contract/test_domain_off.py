@@ -21,7 +21,7 @@ from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.told import Condition, DomainInfo
+from vmckpt.vm.domains.replies import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 UUID = "00000000-0000-0000-0000-000000000001"

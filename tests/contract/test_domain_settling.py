@@ -20,7 +20,7 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event as Event_
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import MigrateCall
@@ -36,7 +36,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, MigrateFlag, PausedReason
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition
+from vmckpt.vm.domains.replies import Condition
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -98,7 +98,7 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     async def main() -> list[str]:
         told: list[str] = []
         await journal.write()
-        await bury(journal, DomainView(EndState.OFF, EndState.ABSENT), ends, told.append)
+        await settle_lost(journal, DomainView(EndState.OFF, EndState.ABSENT), ends, told.append)
         assert await DomainJournal.read("web") is None
         return told
 
@@ -128,7 +128,7 @@ def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
     copy.hardlink_to(proof)
     disks = (MovedDisk(str(old), str(copy)),)
     journal = replace(MOVED, disks=disks, known_to_target=known)
-    asyncio.run(bury(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
+    asyncio.run(settle_lost(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
     assert (copy.exists(), old.exists(), proof.exists()) == (True, stays == "both", False)
 
 

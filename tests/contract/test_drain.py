@@ -115,10 +115,10 @@ class World:
             info(name, host, "stopped" if name in self.stopped else "running", self.words.get(name))
             for name, host in self.where.items()
         ]
-        unheard = sorted(self.down | self.unread)
-        silent = [error(HostDownError, f"{name} is down") for name in unheard]
-        given = [vm for vm in seen if vm.host not in unheard]
-        return Answers(given, silent, tuple(unheard))
+        unanswered = sorted(self.down | self.unread)
+        silent = [error(HostDownError, f"{name} is down") for name in unanswered]
+        given = [vm for vm in seen if vm.host not in unanswered]
+        return Answers(given, silent, tuple(unanswered))
 
     async def find(self, name: str, tell: Callable[[str], None]) -> Driver:
         if self.recovering:

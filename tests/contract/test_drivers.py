@@ -87,7 +87,7 @@ def test_a_vm_whose_files_cannot_be_read_on_this_machine_hides_no_other(host: Lo
     odd.spec.write_text('name = "odd"\nmemory = "64M"\n')
     found = asyncio.run(inspect_everywhere())
     assert [vm.name for vm in found.given] == ["web"]
-    assert found.unheard == ()
+    assert found.unanswered == ()
     [unread] = found.unread
     assert (unread.host, unread.vm) == (host.name, "odd")
     assert found.silent == [unread.error]

@@ -146,9 +146,9 @@ async def _over_a_socket(path: Path) -> list[str]:
     async def serve() -> None:
         async with joined(path, 1.0) as member:
             member.say("prepared", machine="a", processors=2)
-            said.append(str((await member.told("set"))["to"]))
+            said.append(str((await member.receive("set"))["to"]))
             with pytest.raises(OperationFailedError, match="because"):
-                await member.told("cut")
+                await member.receive("cut")
             said.append("over")
 
     serving = asyncio.ensure_future(serve())

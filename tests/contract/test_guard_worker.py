@@ -86,9 +86,9 @@ def location(tmp_path: Path) -> Path:
     return directory
 
 
-def end(location: Path, *, insist: bool = False) -> None:
+def end(location: Path, *, is_confirmed: bool = False) -> None:
     host = LocalHost("a", location.parent.parent, "127.0.0.1")
-    asyncio.run(end_worker(host, GuardWorker("a", str(location)), insist=insist))
+    asyncio.run(end_worker(host, GuardWorker("a", str(location)), is_confirmed=is_confirmed))
 
 
 def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path, location: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_killed_worker_leaves_nothing_beside_the_rollback(
     assert until_gone(daemon)
     worker.wait(30)
     if unsure:
-        end(location, insist=True)
+        end(location, is_confirmed=True)
     assert not location.exists()
 
 
@@ -274,7 +274,7 @@ def test_workers_that_are_not_readable_are_no_proof_of_an_end(location: Path, te
     (location / "worker").write_text(text)
     with pytest.raises(HostDownError, match="may still run"):
         end(location)
-    end(location, insist=True)
+    end(location, is_confirmed=True)
 
 
 def begin_in_a_terminal(

@@ -247,7 +247,7 @@ def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
     assert [look.vm.name for look in answers.given] == ["web"]
     assert [type(exc) for exc in answers.silent] == [StorageError]
     assert str(broken.current) in answers.silent[0].what
-    assert answers.unheard == ()
+    assert answers.unanswered == ()
 
 
 # Of images only their names matter here; what they hold is QEMU's to sync.

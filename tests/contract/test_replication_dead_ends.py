@@ -287,7 +287,7 @@ def test_a_qemu_that_its_guard_held_is_let_go_when_the_guard_is_dead(*, is_kille
     with subprocess.Popen(["sleep", "60"]) as qemu:
         try:
             with open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-                service._grip = SimpleNamespace(pidfd=pidfd)
+                service._handles = SimpleNamespace(pidfd=pidfd)
                 _hold(qemu)
                 asyncio.run(_for_a_moment(service._stop_without_right()))
             assert (_state(qemu.pid) == "T") is not is_killed
@@ -345,16 +345,16 @@ def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
     monkeypatch.setattr(commands, "query_status", status)
     monkeypatch.setattr(protection, "RETRY_S", 0.001)
     service._keeper = SimpleNamespace(free=lambda: None)
-    intake = SimpleNamespace(let_go=lambda: None)
-    service._grip = SimpleNamespace(
-        mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(let_go=done),
+    intake = SimpleNamespace(drop=lambda: None)
+    service._handles = SimpleNamespace(
+        mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(release_all=done),
         capture=SimpleNamespace(resume=resume),
     )  # fmt: skip
     service._monitor, service._qemu_lives = None, lambda: True
 
     async def main() -> None:
         async with asyncio.timeout(5):
-            await service._let_go()
+            await service._release_guest()
 
     asyncio.run(main())
     assert did[0] == "output"
@@ -413,7 +413,7 @@ def test_a_qemu_that_answers_nothing_is_not_ended_for_a_standby_that_is_lost(
         itself = identify(qemu.pid)
         host = LocalHost("a", Path("/nowhere"), "127.0.0.1")
         vm = SimpleNamespace(qemu=SimpleNamespace(process=itself), host=host)
-        one._vm, one._grip = vm, SimpleNamespace(pidfd=pidfd)
+        one._vm, one._handles = vm, SimpleNamespace(pidfd=pidfd)
         if silent_s and is_open:
             with pytest.raises(StandbyLostError):
                 asyncio.run(one._qemu_gone(is_off=False))

@@ -624,7 +624,7 @@ def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() 
 
 def protection_of(pid: int, pidfd: int) -> Any:
     held: Any = Protection.__new__(Protection)
-    held._grip = SimpleNamespace(pidfd=pidfd)
+    held._handles = SimpleNamespace(pidfd=pidfd)
     held._vm = SimpleNamespace(qemu=SimpleNamespace(process=SimpleNamespace(pid=pid)))
     return held
 

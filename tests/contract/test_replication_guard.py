@@ -135,7 +135,7 @@ def test_the_service_stops_the_guest_too_when_its_lease_has_ended(
     watching: Any = Protection.__new__(Protection)
     watching._keeper, watching._monitor = right, None
     with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-        watching._grip = SimpleNamespace(pidfd=pidfd)
+        watching._handles = SimpleNamespace(pidfd=pidfd)
 
         async def main() -> None:
             task = asyncio.ensure_future(watching._stop_without_right())

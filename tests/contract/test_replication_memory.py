@@ -364,13 +364,13 @@ def epochs_of(dirty: Sequence[int], ram_bytes: int, tmp_path: Path) -> tuple[Epo
     sent = Sent()
     mirrors = SimpleNamespace(intake=Intake({}), end_epoch=lambda: None)
     monitor: Any = None
-    grip: Any = SimpleNamespace(
+    handles: Any = SimpleNamespace(
         vm=vm, monitor=monitor, capture=Guest(iter(dirty)), output=HeldOutput(monitor, []),
         pidfd=-1, mirrors=mirrors,
     )  # fmt: skip
     keeper: Any = SimpleNamespace(is_silent=lambda: False, may_run=lambda: True)
     stream: Any = sent
-    return Epochs(grip, stream, keeper, ReplicationOptions("/leases", epoch_s=3600.0)), sent
+    return Epochs(handles, stream, keeper, ReplicationOptions("/leases", epoch_s=3600.0)), sent
 
 
 def captured(epochs: Epochs) -> None:

@@ -189,10 +189,10 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
     ram, memory_bytes = one.area("ram"), one.facts["memory_bytes"]
     assert ram is not None
     stream, seen = Area.stream, list[int]()
-    kept = promises.PLACE / "vmckpt-fork-r"
+    kept = promises.RECORDS_DIR / "vmckpt-fork-r"
 
     def watched(area: Area) -> Iterator[Chunks]:
-        given = [one.promise for path, one in promises._counting(promises.PLACE)]
+        given = [one.promise for path, one in promises._counting(promises.RECORDS_DIR)]
         seen.extend(one.size_bytes for one in given if one.record.parent == kept)
         if ends == "cancelled":
             raise asyncio.CancelledError

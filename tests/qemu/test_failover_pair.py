@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.device_guest import in_guest, location
+from tests.qemu.device_guest import in_guest, place
 from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.hotplug import plugged
@@ -83,7 +83,7 @@ def primary_is_used(made: World) -> None:
 
 
 async def is_plugged(made: World) -> bool:
-    host, path = location(made, NAME)
+    host, path = place(made, NAME)
     sock = await made.asked(host).connect(Path(path) / "watch.sock")
     async with session(sock, NAME) as monitor:
         return "vf0" in await plugged(monitor)

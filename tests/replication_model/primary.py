@@ -261,7 +261,7 @@ class Primary(Epochs):
     async def _go_on_here(self) -> ProtectionEnding:
         self._send("fail", ALONE)
         self._abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
@@ -289,7 +289,7 @@ class Primary(Epochs):
         if ending := await self._not_solo():
             return ending
         self._send("fail", STOPPED)
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.STOPPED
 
     async def _go_on_alone(self) -> ProtectionEnding:
@@ -300,7 +300,7 @@ class Primary(Epochs):
             return ending
         self._send("fail", ALONE)
         self._abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
@@ -317,7 +317,7 @@ class Primary(Epochs):
             await rest(RETRY_S)
         return None if said[0] else ProtectionEnding.REPLACED
 
-    async def _let_go(self) -> None:
+    async def _release_guest(self) -> None:
         self._keeper.free()
         qemu = self.qemu
         try:

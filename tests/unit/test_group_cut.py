@@ -67,11 +67,11 @@ class Guest:
     def begin(self) -> list[Coroutine[Any, Any, Any]]:
         return []
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
 
     async def release(self) -> None:
-        await self.let_go()
+        await self.release_all()
 
     async def capture(self, hold: Hold, stopped: Stopped | None) -> None:
         assert hold == self.begin

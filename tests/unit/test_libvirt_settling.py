@@ -10,7 +10,7 @@ from vmckpt.migrate.domains.whereabouts import (
     decide,
     decide_off,
     is_orphan,
-    place,
+    end_state,
 )
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Transports, decide_link
@@ -88,14 +88,14 @@ def test_only_a_target_without_its_source_is_an_orphan() -> None:
 
 
 def test_a_state_and_its_reason_are_one_place() -> None:
-    assert place(DomainState.RUNNING, 1) is EndState.RUNNING
-    assert place(DomainState.RUNNING, RunningReason.POSTCOPY) is EndState.POSTCOPY
-    assert place(DomainState.PAUSED, 1) is EndState.PAUSED
-    assert place(DomainState.PAUSED, PausedReason.MIGRATION) is EndState.WAITING
-    assert place(DomainState.PAUSED, PausedReason.STARTING_UP) is EndState.WAITING
-    assert place(DomainState.PAUSED, PausedReason.POSTCOPY_FAILED) is EndState.POSTCOPY_FAILED
-    assert place(DomainState.SHUTOFF, 4) is EndState.OFF
-    assert place(DomainState.CRASHED, 0) is EndState.OFF
+    assert end_state(DomainState.RUNNING, 1) is EndState.RUNNING
+    assert end_state(DomainState.RUNNING, RunningReason.POSTCOPY) is EndState.POSTCOPY
+    assert end_state(DomainState.PAUSED, 1) is EndState.PAUSED
+    assert end_state(DomainState.PAUSED, PausedReason.MIGRATION) is EndState.WAITING
+    assert end_state(DomainState.PAUSED, PausedReason.STARTING_UP) is EndState.WAITING
+    assert end_state(DomainState.PAUSED, PausedReason.POSTCOPY_FAILED) is EndState.POSTCOPY_FAILED
+    assert end_state(DomainState.SHUTOFF, 4) is EndState.OFF
+    assert end_state(DomainState.CRASHED, 0) is EndState.OFF
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_other_errors_point_to_libvirts_log() -> None:
 
 
 ENOUGH = Transports(frozenset({TLS_PORT}), "/pki", one_machine=False)
-IN_CLEAR = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
+UNENCRYPTED = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ IN_CLEAR = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
         (Tls.OFF, ENOUGH, "qemu+tls://10.0.0.2/system?pkipath=/pki", OK),
         (Tls.AUTO, ENOUGH._replace(certificates=""), "qemu+tls://10.0.0.2/system", OK),
         (Tls.AUTO, ENOUGH._replace(certificates=None), "", REFUSE),
-        (Tls.AUTO, IN_CLEAR, "", REFUSE),
-        (Tls.REQUIRE, IN_CLEAR._replace(one_machine=True), "", REFUSE),
-        (Tls.AUTO, IN_CLEAR._replace(one_machine=True), "qemu+tcp://10.0.0.2/system", WARN),
-        (Tls.OFF, IN_CLEAR, "qemu+tcp://10.0.0.2/system", WARN),
+        (Tls.AUTO, UNENCRYPTED, "", REFUSE),
+        (Tls.REQUIRE, UNENCRYPTED._replace(one_machine=True), "", REFUSE),
+        (Tls.AUTO, UNENCRYPTED._replace(one_machine=True), "qemu+tcp://10.0.0.2/system", WARN),
+        (Tls.OFF, UNENCRYPTED, "qemu+tcp://10.0.0.2/system", WARN),
         (Tls.OFF, Transports(frozenset(), "", one_machine=True), "", REFUSE),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.forecast.drain.fleet import HostRoom, MoveCost, Mover
-from vmckpt.forecast.drain.placement import DrainPlacement, location
+from vmckpt.forecast.drain.placement import DrainPlacement, place
 from vmckpt.units import GIB
 
 pytestmark = pytest.mark.unit
@@ -79,7 +79,7 @@ def test_no_limit_is_broken_and_every_vm_is_placed_or_named(
     fleet: tuple[list[Mover], list[HostRoom]],
 ) -> None:
     movers, rooms = fleet
-    placed = location(movers, rooms)
+    placed = place(movers, rooms)
     assert broken(movers, rooms, where(placed)) == []
     assert sorted([*where(placed), *placed.stay]) == sorted(one.name for one in movers)
     assert all(reason for reason in placed.stay.values())
@@ -93,7 +93,7 @@ def test_few_vms_have_a_place_wherever_there_is_one_for_all(
     fleet: tuple[list[Mover], list[HostRoom]],
 ) -> None:
     movers, rooms = fleet
-    placed = location(movers, rooms)
+    placed = place(movers, rooms)
     if not placed.stay:
         return
     names = [room.name for room in rooms]
@@ -122,29 +122,29 @@ def room(name: str, gib: int, **more: frozenset[str]) -> HostRoom:
 
 
 def test_alike_hosts_are_filled_alike() -> None:
-    placed = location([mover(f"vm{n}", 2) for n in range(8)], [room(host, 32) for host in HOSTS])
+    placed = place([mover(f"vm{n}", 2) for n in range(8)], [room(host, 32) for host in HOSTS])
     assert Counter(where(placed).values()) == dict.fromkeys(HOSTS, 2)
 
 
 def test_the_faster_way_is_taken_while_there_is_room() -> None:
     fast_and_slow = {"h1": MoveCost(1.0, 5.0, 0.5), "h2": MoveCost(1.0, 10.0, 0.5)}
     movers = [Mover(f"vm{n}", "s", 4 * GIB, 1, fast_and_slow) for n in range(3)]
-    placed = location(movers, [room("h1", 8), room("h2", 64)])
+    placed = place(movers, [room("h1", 8), room("h2", 64)])
     assert Counter(where(placed).values()) == {"h1": 2, "h2": 1}
 
 
 def test_one_gives_way_where_it_may_go_elsewhere() -> None:
     # The small one alone may go to h2; spread out or packed, the large one needs all of h1.
     movers = [mover("small", 2, ("h1", "h2")), mover("large", 8, ("h1",))]
-    assert where(location(movers, [room("h1", 8), room("h2", 4)])) == {"small": "h2", "large": "h1"}
+    assert where(place(movers, [room("h1", 8), room("h2", 4)])) == {"small": "h2", "large": "h1"}
 
 
 def test_who_belongs_together_goes_together_and_to_those_who_stay() -> None:
     shop = frozenset({"shop"})
     movers = [mover("web", 2, together=shop), mover("db", 4, together=shop)]
     rooms = [room("h1", 8), room("h2", 6, together=shop), room("h3", 64)]
-    assert where(location(movers, rooms)) == {"web": "h2", "db": "h2"}
-    (first, second) = location(movers, [room("h2", 5, together=shop), rooms[2]]).stay.values()
+    assert where(place(movers, rooms)) == {"web": "h2", "db": "h2"}
+    (first, second) = place(movers, [room("h2", 5, together=shop), rooms[2]]).stay.values()
     assert "h2: 5.00 GiB free, 6.00 GiB needed" in first
     assert "h3: those it must be with are on h2" in second
     assert "with web, db" in first
@@ -157,13 +157,13 @@ def test_a_vm_that_has_to_be_with_vms_of_two_hosts_stays() -> None:
         room("h1", 8, together=frozenset({"shop"})),
         room("h2", 8, together=frozenset({"mail"})),
     ]
-    (reason,) = location([both], rooms).stay.values()
+    (reason,) = place([both], rooms).stay.values()
     assert "h1: those it must be with are on h2" in reason
 
 
 def test_replicas_go_to_different_hosts_and_the_one_too_many_says_why() -> None:
     replicas = [mover(f"r{n}", 1, apart=frozenset({"web"})) for n in range(3)]
-    placed = location(
+    placed = place(
         replicas, [room("h1", 8), room("h2", 8), room("h3", 8, apart=frozenset({"web"}))]
     )
     assert sorted(where(placed).values()) == ["h1", "h2"]
@@ -174,9 +174,9 @@ def test_replicas_go_to_different_hosts_and_the_one_too_many_says_why() -> None:
 def test_what_cannot_be_is_said() -> None:
     x, y = frozenset({"x"}), frozenset({"y"})
     pair = [mover(name, 1, apart=x, together=y) for name in "ab"]
-    placed = location(pair, [room("h1", 8)])
+    placed = place(pair, [room("h1", 8)])
     assert set(placed.stay) == {"a", "b"}
     assert "apart from a VM (x)" in placed.stay["a"]
-    assert location([mover("a", 1)], []).stay == {"a": "there is no host that it may go to"}
+    assert place([mover("a", 1)], []).stay == {"a": "there is no host that it may go to"}
     closed = Mover("a", "s", GIB, 1, {}, closed={"h1": "[cpu-model] no such CPU"})
-    assert location([closed], [room("h1", 8)]).stay == {"a": "h1: [cpu-model] no such CPU"}
+    assert place([closed], [room("h1", 8)]).stay == {"a": "h1: [cpu-model] no such CPU"}

@@ -573,12 +573,12 @@ def test_what_domains_alone_have_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "scheme", "option"),
     [
-        (MigrationOptions(zero_copy=True), Scheme.CLEAR, None),
+        (MigrationOptions(zero_copy=True), Scheme.UNENCRYPTED, None),
         (MigrationOptions(zero_copy=True), Scheme.ONE_TIME_KEY, "--zerocopy"),
         (MigrationOptions(zero_copy=True), Scheme.CERTIFICATES, "--zerocopy"),
         (MigrationOptions(tls_name="b"), Scheme.CERTIFICATES, None),
         (MigrationOptions(tls_name="b"), Scheme.ONE_TIME_KEY, "--tls-destination"),
-        (MigrationOptions(tls_name="b"), Scheme.CLEAR, "--tls-destination"),
+        (MigrationOptions(tls_name="b"), Scheme.UNENCRYPTED, "--tls-destination"),
     ],
 )
 def test_what_does_not_go_with_the_encryption_that_was_chosen(

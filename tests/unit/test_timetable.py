@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchmarks.drain_fleets import fleet
 from vmckpt.forecast.drain.crowding import Past, PastMove, forecast_s, learn
 from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
-from vmckpt.forecast.drain.placement import location
+from vmckpt.forecast.drain.placement import place
 from vmckpt.forecast.drain.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
 
 pytestmark = pytest.mark.unit
@@ -134,7 +134,7 @@ def test_where_nothing_was_in_the_way_of_another_the_guess_stays() -> None:
 def test_a_fleet_is_planned_near_the_bound(drained: int) -> None:
     """Smaller than those of benchmarks/drain, which judges many."""
     one = fleet(seed=7, vms=400, hosts=20, drained=drained)
-    placed = location(one.movers, one.rooms)
+    placed = place(one.movers, one.rooms)
     assert not placed.stay
     table = timetable(placed.moves)
     assert table.total_s <= 1.05 * bound_anywhere(one.movers, len(one.rooms), 8)

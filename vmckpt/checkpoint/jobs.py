@@ -167,11 +167,11 @@ async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Mem
             raise
 
 
-async def _let_output_go(job: Job[Take, Any] | Job[Restore, Any]) -> None:
+async def _release_output(job: Job[Take, Any] | Job[Restore, Any]) -> None:
     """Recovery: release held output. `_released` does the rest."""
     vm = await read_vm(job.host, job.vm)
     if vm is not None and job.request.held_s:
-        await recover.let_output_go(vm)
+        await recover.release_output(vm)
 
 
 @asynccontextmanager
@@ -196,7 +196,7 @@ async def _takes(
     job: Job[Take, TakenCheckpoint],
 ) -> AsyncIterator[JobWorker[TakenCheckpoint]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_take, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_take, job), partial(_release_output, job))
 
 
 @asynccontextmanager
@@ -204,7 +204,7 @@ async def _restores(
     job: Job[Restore, Restored],
 ) -> AsyncIterator[JobWorker[Restored]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_restore, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore, job), partial(_release_output, job))
 
 
 @asynccontextmanager
@@ -212,7 +212,7 @@ async def _restores_disks(
     job: Job[Restore, restore_disks.DisksRestored],
 ) -> AsyncIterator[JobWorker[restore_disks.DisksRestored]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_restore_disks, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore_disks, job), partial(_release_output, job))
 
 
 @asynccontextmanager

@@ -51,7 +51,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.events.types import Event, Note, unheard
+from vmckpt.events.types import Event, Note, ignore_event
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import all_hosts
@@ -245,7 +245,7 @@ async def recover_there(host: Host, name: str) -> None:
     job = await begin(RECOVER, host, new_run())
     try:
         await job.give(name, Recover())
-        await job.outcome(unheard)
+        await job.outcome(ignore_event)
     finally:
         await finish(job.remove())
 

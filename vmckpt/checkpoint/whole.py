@@ -41,7 +41,7 @@ from vmckpt.units import format_duration, format_rate, format_size
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
 # Device state and ROMs, and the time to write them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
@@ -159,7 +159,7 @@ class _TakingWhole(Taking):
         with self._monitor.events("MIGRATION") as events:
             try:
                 await commands.stop(self._monitor)
-                let_write_here(self._vm.qemu.files, self.file)
+                grant_write(self._vm.qemu.files, self.file)
                 uri = f"file:{self.file}" if mapped else f"fd:{_FD_NAME}"
                 await commands.migrate(self._monitor, uri)
                 await self._saved(events)

@@ -8,7 +8,7 @@ from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
-from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
+from vmckpt.cli.stop_requests import StopRequestedError, listen, listen_no_more
 from vmckpt.state.config_files import are_there
 
 # Imports create tens of thousands of permanent objects: collecting garbage among them took a
@@ -33,11 +33,11 @@ def start() -> None:
     plain = _plain(sys.argv[1:])
     try:
         code = _done(plain) if plain else _run(with_defaults=not is_recovery)
-    except AskedToStopError as asked:
+    except StopRequestedError as stop:
         listen_no_more()
-        from vmckpt.cli.main import told
+        from vmckpt.cli.main import report
 
-        code = told(asked)
+        code = report(stop)
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -98,9 +98,9 @@ def _done(plain: Callable[[], None]) -> int:
     try:
         plain()
     except Exception as exc:  # noqa: BLE001 - any error is reported
-        from vmckpt.cli.main import told
+        from vmckpt.cli.main import report
 
-        return told(exc)
+        return report(exc)
     finally:
         end_running()
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from vmckpt.cli.asked import AskedToStopError, signals
+from vmckpt.cli.stop_requests import StopRequestedError, signals
 from vmckpt.ui.colour import coloured
 from vmckpt.ui.shown import lines, one_line
 from vmckpt.ui.verbosity import is_quiet
@@ -94,7 +94,7 @@ def end_running() -> None:
     if runner is not None:
         from vmckpt.hosts.inventory.inventory import close_connections
 
-        with suppress(AskedToStopError):
+        with suppress(StopRequestedError):
             while _at_end:
                 runner.run(_at_end.pop()())
             runner.run(close_connections())

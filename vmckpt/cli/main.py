@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from vmckpt import __version__
-from vmckpt.cli.asked import AskedToStopError
+from vmckpt.cli.stop_requests import StopRequestedError
 from vmckpt.cli.options.listing import asks_for_json
 from vmckpt.cli.output import end_running, print_error
 from vmckpt.cli.tree.defaults import default_map
@@ -195,14 +195,14 @@ def _require_text(words: Sequence[str]) -> None:
             ) from exc
 
 
-def report(error: Exception | AskedToStopError) -> int:
+def report(error: Exception | StopRequestedError) -> int:
     """Tell what a command ended with; the exit code."""
     # What follows `--` is another program's command line.
     as_json = asks_for_json(list(takewhile(lambda word: word != "--", sys.argv)))
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)
-        case click.exceptions.Abort() | AskedToStopError():
+        case click.exceptions.Abort() | StopRequestedError():
             cancelled = CancelledByUserError(
                 "cancelled",
                 why="asked to stop",

@@ -71,16 +71,16 @@ async def inspect_everywhere(hosts: "list[Host] | None" = None) -> "Answers[VmIn
     everywhere = all_hosts() if hosts is None else hosts
     inspected = await inspect_all(everywhere)
     given = [direct_info(inspect) for inspect in await without_stale(inspected.given, everywhere)]
-    silent, unheard, unread = inspected.silent, inspected.unheard, inspected.unread
+    silent, unanswered, unread = inspected.silent, inspected.unanswered, inspected.unread
     if with_libvirt := _with_libvirt(everywhere):
         from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains
 
         found = await all_domains(with_libvirt)
         given += [await domain_info(domain) for domain in found.given]
-        silent, unheard = silent + found.silent, unheard + found.unheard
+        silent, unanswered = silent + found.silent, unanswered + found.unanswered
         unread += found.unread
-    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard, unread)
+    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unanswered, unread)
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":

@@ -25,7 +25,7 @@ from vmckpt.qemu.disks.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users.users import let_write_here, made_by
+from vmckpt.vm.users.users import grant_write, made_by
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"
@@ -118,7 +118,7 @@ class DisksAtOnce:
     def _make_file(self, number: int, disk: _Disk) -> None:
         with self._files.old_blocks(number).open("wb") as file:
             os.truncate(file.fileno(), disk.size_bytes)
-        let_write_here(self._files, self._files.old_blocks(number))
+        grant_write(self._files, self._files.old_blocks(number))
 
     async def _add_target(self, number: int) -> None:
         path = str(self._files.old_blocks(number))

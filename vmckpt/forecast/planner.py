@@ -272,7 +272,7 @@ async def _candidate(
     checked = await preflight(vm, target, meant)
     if closed := against(options, checked.checks):
         return Candidate(mode, meant, closed=closed)
-    link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
+    link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.UNENCRYPTED))
     if link is None:
         remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
         return Candidate(mode, meant, unknown=f"no measurements: {remedy}")

@@ -26,7 +26,7 @@ class Answers(NamedTuple, Generic[T]):
 
     given: list[T]
     silent: list[VmckptError]
-    unheard: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
 
 

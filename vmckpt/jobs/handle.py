@@ -18,7 +18,7 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import Lines
 from vmckpt.events.trace import flags, relay
-from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.events.types import Emit, Note, unless_gone
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import PROCESS, ProcessId
@@ -60,7 +60,7 @@ class Handle(Generic[Q, R]):
         An unreachable host is retried for `patience_s`. Raises the job's error; HostDownError;
         OperationFailedError: it did not start; OutcomeUnknownError: it ended without an outcome.
         """
-        found = await _Watch(self, heard_or_not(emit), patience_s).to_the_end()
+        found = await _Watch(self, unless_gone(emit), patience_s).to_the_end()
         return self.result_of(found)
 
     def result_of(self, found: Outcome) -> R:

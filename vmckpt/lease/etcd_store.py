@@ -87,7 +87,7 @@ class EtcdStore:
         """What `read` makes of the first answer, or None and why each endpoint gave none."""
         failures: dict[str, Exception] = {}
         tasks = [
-            asyncio.ensure_future(self._insist(gateway, path, question, read, failures))
+            asyncio.ensure_future(self._retry(gateway, path, question, read, failures))
             for gateway in self._endpoints
         ]
         try:
@@ -100,7 +100,7 @@ class EtcdStore:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _insist(
+    async def _retry(
         self,
         gateway: Gateway,
         path: str,

@@ -113,7 +113,7 @@ class Migration:
         """All steps; see `run.migrate`."""
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
-            *([self._agreeing()] if self._encryption.scheme is not Scheme.CLEAR else ()),
+            *([self._agreeing()] if self._encryption.scheme is not Scheme.UNENCRYPTED else ()),
             *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             *self._journey.steps_out(self._pair.source),
@@ -329,14 +329,14 @@ class Migration:
         Raises VmLostError, OutcomeUnknownError.
         """
         from vmckpt.migrate.outcome.left import forget, keep_at
-        from vmckpt.migrate.outcome.recover import bury, lost, unknown
+        from vmckpt.migrate.outcome.recover import settle_lost, lost, unknown
         from vmckpt.migrate.outcome.settle import settle
 
         keep = partial(keep_at, self._journal, self._vm.host)
         move = await settle(self._pair, partial(self._note, "rescue"), keep)
         if move is OwnershipMove.LOST:
             try:
-                await bury(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
+                await settle_lost(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
                 await forget(self._journal, self._vm.host, self._target_host)
             except HostDownError as exc:
                 raise await unknown(self._pair) from exc

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.codec import builtins
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
-from vmckpt.events.types import Emit, Event, Note, heard_or_not
+from vmckpt.events.types import Emit, Event, Note, unless_gone
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.processes.deadman import armed
@@ -40,7 +40,7 @@ class MigrationRun:
     ) -> None:
         self.id = run
         self.began_s = time.monotonic()
-        self._options, self._show = options, heard_or_not(emit)
+        self._options, self._show = options, unless_gone(emit)
         self._record = RunRecord(run, "migrate", request, forecast=forecast)
 
     def elapsed_s(self) -> float:

@@ -382,7 +382,7 @@ async def _free(vm: Vm, files: ServiceFiles) -> None:
             attended(guard_command(vm.qemu), files.guard_log) as tell_guard,
         ):
             await drop_mirrors(monitor, tell_guard)
-        await HeldOutput(monitor, await holds_output(monitor)).let_go()
+        await HeldOutput(monitor, await holds_output(monitor)).release_all()
         for _ in range(CONT_POLLS):
             state = await commands.query_status(monitor)
             if state.status not in STOPPED_FOR_AN_EPOCH:

@@ -345,7 +345,7 @@ def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
         yield from ((user, disk.on(host.state_dir)) for disk in spec.disks)
         yield from ((user, path) for path in spec.files)
         yield from (
-            (user, directory.aside / f"disk{number}.qcow2") for number in range(len(spec.disks))
+            (user, directory.overlays / f"disk{number}.qcow2") for number in range(len(spec.disks))
         )
 
 

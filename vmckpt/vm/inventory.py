@@ -233,7 +233,7 @@ async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     answers = await ask_every(hosts, inspect_on)
     given = [inspect for statuses in answers.given for inspect in statuses if inspect is not None]
     silent = answers.silent + [one.error for one in unread]
-    return Answers(given, silent, answers.unheard, tuple(unread))
+    return Answers(given, silent, answers.unanswered, tuple(unread))
 
 
 async def is_worked_on(name: str) -> bool:

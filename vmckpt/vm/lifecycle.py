@@ -293,7 +293,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
             why="another command has moved or removed it meanwhile",
             remedy="try again: vmckpt vm list",
         )
-    if await now.host.exists(now.directory.aside_request):
+    if await now.host.exists(now.directory.overlays_request):
         raise BusyError(
             f"what '{vm.name}' has written is not on its shared disks yet",
             why="its writes are in an overlay, from a replication with --disks shared",

@@ -86,14 +86,14 @@ def _export(
         disk = find_disk(point.manifest, name)
         area = point.area(disk.name)
         total = len(area.numbers()) * BLOCK_CHUNK_BYTES
-        aside = target.with_name(f".{target.name}.part-{secrets.token_hex(4)}")
+        temporary = target.with_name(f".{target.name}.part-{secrets.token_hex(4)}")
         try:
             _require_room(target, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0))
-            write_image(aside, kind, disk.size_bytes, _watched(area, total, moved))
+            write_image(temporary, kind, disk.size_bytes, _watched(area, total, moved))
             try:
-                _put_in_place(aside, target)
+                _put_in_place(temporary, target)
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         except OSError as exc:
             raise StorageError(
                 f"cannot write {target}",
@@ -114,17 +114,17 @@ def _watched(
         moved(done, total)
 
 
-def _put_in_place(aside: Path, target: Path) -> None:
+def _put_in_place(temporary: Path, target: Path) -> None:
     """Rename it durably, unless another file has taken the name meanwhile."""
     try:
         try:
-            os.link(aside, target, follow_symlinks=False)
+            os.link(temporary, target, follow_symlinks=False)
         except OSError as exc:
             if exc.errno not in NO_LINKS:
                 raise
             # An empty file reserves the name until the rename.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            aside.rename(target)
+            temporary.rename(target)
     except FileExistsError as exc:
         raise _there_already(target) from exc
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -56,7 +56,7 @@ class Output(Protocol):
     async def release(self) -> None:
         """Release held output. Raises CommandRefusedError if it was released already."""
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         """Release held output, if any."""
 
 
@@ -238,7 +238,7 @@ class Member:
             found, heard_s = await both(captured(), released())
         except BaseException:
             with suppress(VmckptError):
-                await finish(output.let_go())
+                await finish(output.release_all())
             raise
         self.held = HoldTimes(stopping_unix_s, stopped_unix_s, runs_unix_s, held_s)
         tell_guard("free inf")

@@ -19,7 +19,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.area import Area
 from vmckpt.units import format_size
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
 CHECK_S = 1.0
 _BATCH_CHUNKS = 1024
@@ -51,7 +51,7 @@ async def _from_file(monitor: Monitor, area: Area, files: QemuDir, path: Path) -
         )
     try:
         await in_thread(partial(_write_file, path, area))
-        let_write_here(files, path)
+        grant_write(files, path)
         await commands.migrate_set_capabilities(monitor, {"events": True, MAPPED_RAM: True})
         await _loaded(monitor, commands.migrate_incoming(monitor, f"file:{path}"))
     finally:

@@ -56,7 +56,7 @@ def migrate(
                 why="what a recovery does is decided while it asks both hosts",
                 remedy=f"see where the VM is: vmckpt vm show {vm}",
             )
-        _recover(vm, host, insists=insist, as_json=json)
+        _recover(vm, host, retries=insist, as_json=json)
         return
     began_s, forecast = time.monotonic(), None
     require_sense(options)
@@ -113,11 +113,11 @@ async def _planned(
     return planned, made.record()
 
 
-def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None:
+def _recover(vm: str, host: str | None, *, retries: bool, as_json: bool) -> None:
     from vmckpt.cli.found import find
     from vmckpt.drivers.find import recover
     from vmckpt.errors import UsageError
-    from vmckpt.migrate.outcome.insist import insist
+    from vmckpt.migrate.outcome.retrying import retry_recovery
 
     if host:
         raise UsageError(
@@ -125,7 +125,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
             why="its journal names both ends of the migration",
             remedy=f"vmckpt migrate --recover {vm}",
         )
-    recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))
+    recovery = run(retry_recovery(lambda: recover(vm, warn)) if retries else recover(vm, warn))
     if recovery is None:
         where = run(find(vm)).host.name
         text = f"no migration of {vm} was interrupted; it is on {where}"

@@ -26,7 +26,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.carry import Carrier
-from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
+from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, unless_gone
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
@@ -172,7 +172,7 @@ class _Work:
         show: Show,
     ) -> None:
         self._action, self._host, self._options = action, host, options
-        self._tools, self._show, self._record = tools, heard_or_not(show), record
+        self._tools, self._show, self._record = tools, unless_gone(show), record
         self._silent: Sequence[VmckptError] = ()
         self._moved = dict[str, str]()
         self._stay = dict[str, Stay]()
@@ -244,7 +244,7 @@ class _Work:
         self._silent = answers.silent
         for error in answers.silent:
             self._say(f"not asked: {error}")
-        if self._action == DRAIN and self._host.name in answers.unheard:
+        if self._action == DRAIN and self._host.name in answers.ignore_event:
             name = self._host.name
             raise HostDownError(
                 f"what runs on {name} is not known",

@@ -48,7 +48,7 @@ Happening = Planned | Began | Went | Ended | Said
 Show = Callable[[Happening], None]
 
 
-def heard_or_not(show: Show) -> Show:
+def unless_gone(show: Show) -> Show:
     """`show`, but a listener that has gone (a closed terminal or pipe) does not stop the drain."""
 
     def tell(happening: Happening) -> None:

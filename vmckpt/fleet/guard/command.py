@@ -132,11 +132,11 @@ async def _directory(host: Host, record: GuardRecord) -> Path:
     return path
 
 
-async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -> None:
+async def end_worker(host: Host, worker: GuardWorker, *, is_confirmed: bool = False) -> None:
     """End a guard's command, if it was begun, with all that it started, and remove its files.
 
     Raises HostDownError if some process does not end, or may run undetected: its workers were
-    killed and it had no control group. With `insist` the operator has ruled out the latter.
+    killed and it had no control group. With `is_confirmed` the operator has ruled out the latter.
     """
     found = await _have_it(host, "end", worker)
     if found.left:
@@ -144,7 +144,7 @@ async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -
             f"process {found.left[0]} on {host.name} does not end",
             f"end it by hand on {host.name}: kill -9 {' '.join(map(str, found.left))}",
         )
-    if not found.sure and not insist:
+    if not found.sure and not is_confirmed:
         raise _goes_on(
             f"the processes on {host.name} that supervised it were killed, "
             "and what it had started is not known",

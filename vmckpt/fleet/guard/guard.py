@@ -33,7 +33,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
-from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
+from vmckpt.fleet.guard.health import HealthCheck, health_problems, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
 from vmckpt.fleet.guard.record import (
     GuardPhase,
@@ -104,7 +104,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         request = _located(request, vm)
         checks = _checks(request)
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
-        if found := await ailments(vm, checks):
+        if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",
                 why="; ".join(found),
@@ -155,7 +155,7 @@ async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
         await point_of(record)
         if record.phase.is_over:
             record = replace(record, restore=None)  # an earlier rollback is not the one requested
-        return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
+        return await roll_back(record, "asked for", tools.find, tools.tell, is_confirmed=True)
 
 
 def _begun(record: GuardRecord) -> GuardRecord:
@@ -347,7 +347,7 @@ class _Guarding:
             await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
             (copy,) = await homes(name, [host])
-            if found := await ailments(copy, ()):
+            if found := await health_problems(copy, ()):
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
                     why="; ".join(found),
@@ -419,7 +419,7 @@ class _Guarding:
         self._tools.tell("watching the VM")
         in_a_row = 0
         while True:
-            found = await self._ailments()
+            found = await self._health_problems()
             in_a_row = in_a_row + 1 if found else 0
             if in_a_row >= self._request.failures:
                 return "; ".join(found)
@@ -434,10 +434,10 @@ class _Guarding:
             return time.time() >= (self._record.watch_until_unix_s or 0)
         return clock().since(self._record.watch_began) >= self._request.watch_s
 
-    async def _ailments(self) -> list[str]:
+    async def _health_problems(self) -> list[str]:
         try:
             vm = await self._tools.find(self._record.vm, self._tools.tell)
-            return await ailments(vm, self._checks)
+            return await health_problems(vm, self._checks)
         except VmckptError as exc:
             return [str(exc)]
 

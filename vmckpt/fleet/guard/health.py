@@ -96,7 +96,7 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
         )
 
 
-async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
+async def health_problems(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     """The VM's present faults, by QEMU and by all checks; empty: it is healthy."""
     seen = await inspect(vm)
     if seen.state != "running":

@@ -19,7 +19,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.guard.command import end_worker, environment
-from vmckpt.fleet.guard.health import ailments, parse_command
+from vmckpt.fleet.guard.health import health_problems, parse_command
 from vmckpt.fleet.guard.record import (
     GuardPhase,
     GuardRecord,
@@ -69,12 +69,12 @@ async def point_of(record: GuardRecord) -> CatalogueEntry:
 
 
 async def roll_back(
-    record: GuardRecord, why: str, find: Find, tell: Tell, *, insist: bool = False
+    record: GuardRecord, why: str, find: Find, tell: Tell, *, is_confirmed: bool = False
 ) -> GuardRecord:
     """End the command, roll the VM back, and run the commands for after that.
 
     If `record.restore` has already restored it, it is not restored again: the guest has run since.
-    With `insist` it is rolled back even if it is uncertain whether the command has ended
+    With `is_confirmed` it is rolled back even if it is uncertain whether the command has ended
     (`end_worker`), or whether it was restored; and again if it does not run. Raises GuardOpenError
     if it cannot be rolled back now.
     """
@@ -83,8 +83,8 @@ async def roll_back(
     but = "not rolled back"
     try:
         if record.worker is not None:
-            await end_worker(find_host(record.worker.host), record.worker, insist=insist)
-        if not await _was_put_back(record, find, tell, insist=insist):
+            await end_worker(find_host(record.worker.host), record.worker, is_confirmed=is_confirmed)
+        if not await _was_put_back(record, find, tell, is_confirmed=is_confirmed):
             record = await _put_back(record, find, tell)
         but = "it was rolled back, but"
         vm = await _require_well(record, find, tell)
@@ -108,26 +108,26 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
         return replace(record, **changes)
 
 
-async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: bool) -> bool:
+async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, is_confirmed: bool) -> bool:
     """Whether the recorded restore put the VM back; a running one is cancelled first.
 
-    With `insist` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
+    With `is_confirmed` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
     """
     if record.restore is None:
         return False
     host = find_host(record.restore.host)
     await _revoke_restores(record, host)
     job = attach(RESTORE, host, record.restore.run)
-    outcome = await job.told()
+    outcome = await job.outcome_so_far()
     if outcome is not None:
-        return outcome.result is not None and (not insist or await _runs(record, find, tell))
+        return outcome.result is not None and (not is_confirmed or await _runs(record, find, tell))
     if await host.exists(job.files.path) and await job.worker() is None:
         return False  # it never began
     try:
         vm = await find(record.vm, tell)
     except NotFoundError:
         return False
-    if not insist and await vm.is_alive() and not await restore_is_cut_off(vm):
+    if not is_confirmed and await vm.is_alive() and not await restore_is_cut_off(vm):
         raise OutcomeUnknownError(
             f"it is unknown whether '{record.vm}' was rolled back",
             why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
@@ -138,7 +138,7 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: 
 
 async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
     try:
-        return not await ailments(await find(record.vm, tell), ())
+        return not await health_problems(await find(record.vm, tell), ())
     except NotFoundError:
         return False
 
@@ -178,7 +178,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
 
 async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
     vm = await find(record.vm, tell)
-    if found := await ailments(vm, ()):
+    if found := await health_problems(vm, ()):
         raise OutcomeUnknownError(
             f"'{record.vm}' was rolled back and does not run",
             why="; ".join(found),

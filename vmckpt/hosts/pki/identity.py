@@ -20,9 +20,9 @@ LIBVIRT_FILES = {
 
 
 class Identity(NamedTuple):
-    """A host's certificates: the `authority` that it trusts, and its own `server` and `client`."""
+    """A host's certificates: the `ca` that it trusts, and its own `server` and `client`."""
 
-    authority: "Certificate"
+    ca: "Certificate"
     server: "Certificate"
     client: "Certificate"
 
@@ -81,8 +81,8 @@ def obstacles(
     (from_host, ours), (to_host, theirs) = source, target
     found = []
     for host, kind, certificate, judge in (
-        (from_host, "client", ours.client, theirs.authority),
-        (to_host, "server", theirs.server, ours.authority),
+        (from_host, "client", ours.client, theirs.ca),
+        (to_host, "server", theirs.server, ours.ca),
     ):
         again = f"vmckpt pki issue {host.name}"
         if fault := certificate.fault(now_unix_s):

@@ -13,7 +13,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.sockets.hearing import heard
 from vmckpt.hosts.sockets.heartbeats import Silence
-from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import MigrateCall, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
@@ -147,7 +147,7 @@ class DomainMigration:
         if move is DomainMove.TARGET_OWNS:
             return None
         if move is DomainMove.LOST:
-            await bury(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
+            await settle_lost(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
             return lost(self._journal, view, self._ends)
         if move is not DomainMove.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)

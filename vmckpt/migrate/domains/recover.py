@@ -6,7 +6,7 @@ from collections.abc import Callable
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
-from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.hold import restore_downtime_limit
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
@@ -62,7 +62,7 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
             await leave_on_source(journal, ends[1], note)
             where, outcome = ends[0], UNDONE
         elif move is DomainMove.LOST:
-            await bury(journal, view, ends, note)
+            await settle_lost(journal, view, ends, note)
             raise lost(journal, view, ends)
         else:
             raise await unknown(journal, move, view, ends)

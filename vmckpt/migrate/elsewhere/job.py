@@ -17,7 +17,7 @@ from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
-from vmckpt.migrate.outcome.insist import insist
+from vmckpt.migrate.outcome.retrying import retry_recovery
 from vmckpt.migrate.outcome.journal import STEPS
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.recorded import where_it_was
@@ -94,7 +94,7 @@ async def finish(job: MigrationJob, target: Host) -> MigrationResult | None:
     def note(text: str) -> None:
         job.emit(Note(0.0, "recovery", text))
 
-    return MigrationResult(recovery=await insist(lambda: _ended(job, target, note)))
+    return MigrationResult(recovery=await retry_recovery(lambda: _ended(job, target, note)))
 
 
 async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:

@@ -21,7 +21,7 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import FORMAT, RunRecord
-from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.events.types import Emit, Note, unless_gone
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
@@ -84,7 +84,7 @@ async def watch(
     Raises what `run.migrate` raises. A cancellation cancels the job; a second one only stops
     watching.
     """
-    emit, source = heard_or_not(emit), job.host
+    emit, source = unless_gone(emit), job.host
     watching = asyncio.ensure_future(job.outcome(emit, patience_s=math.inf))
     interrupting: asyncio.Task[None] | None = None
     while not watching.done():

@@ -287,7 +287,7 @@ async def _recover(
                 await _bring_devices_back(pair.source, home, journal, note)
                 where, outcome = source, UNDONE
             case OwnershipMove.LOST:
-                await bury(pair, home, journal, note)
+                await settle_lost(pair, home, journal, note)
                 if not journal.offline:
                     await forget(journal, source, target)
                     raise await lost(pair)
@@ -345,7 +345,7 @@ async def _finish(
     await release(pair.source, pair.ram_dir)
 
 
-async def bury(
+async def settle_lost(
     pair: Pair, home: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
     """The guest's memory is lost: make the VM a stopped one where its QEMU ran last."""

@@ -20,7 +20,7 @@ from vmckpt.preflight.domains.options import client_checks, option_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
-from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.encryption import UNENCRYPTED, Encryption, Scheme, choose
 from vmckpt.preflight.migration.method import (
     copy_checks,
     encryption_checks,
@@ -87,7 +87,7 @@ class DomainPreflight(NamedTuple):
     options: MigrationOptions
     route: tuple[Route, Contents] | None = None
     copies: tuple[DiskCopy, ...] = ()
-    encryption: Encryption = IN_CLEAR
+    encryption: Encryption = UNENCRYPTED
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
@@ -283,7 +283,7 @@ async def _encryption(
 ) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
-        return IN_CLEAR, Finding("tls", REFUSE, reason, "use --tls auto or require")
+        return UNENCRYPTED, Finding("tls", REFUSE, reason, "use --tls auto or require")
     directories = await both(certificate_dir_of(source), certificate_dir_of(target))
     try:
         name = options.tls_name
@@ -295,9 +295,9 @@ async def _encryption(
             f"vmckpt host check --fixes {source.name} {target.name}  # prints the commands; or, in "
             "a network that you trust, --tls off"
         )
-        return IN_CLEAR, Finding("tls", REFUSE, reason, remedy)
+        return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
     one_machine = source.is_this_machine and target.is_this_machine
-    if found.scheme is Scheme.CLEAR and not one_machine:
+    if found.scheme is Scheme.UNENCRYPTED and not one_machine:
         remedy = "leave out --tls off: everyone with access to the network can read the guest's "
         "memory"
         return found, Finding("tls", WARN, found.reason, remedy)

@@ -11,7 +11,7 @@ from vmckpt.vm.domains.description import DomainInterface, parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Named
+from vmckpt.vm.domains.replies import Named
 from vmckpt.vm.inventory import read_vm
 
 # Types of NICs that need a device of the host.

@@ -83,19 +83,19 @@ async def _all(
     async for check in _userfaults(host, paste):
         yield check
     async for check in vm_users.host_checks(host):
-        yield _mended_by(remedies.vm_uids(check, paste), check)
+        yield _with_fix(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
     async for check in target_host.ports(host, needed=1):
-        yield _mended_by(remedies.ports(host, paste), check)
+        yield _with_fix(remedies.ports(host, paste), check)
     async for check in _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
     async for check in target_host.clock(operator, host):
-        yield _mended_by(await remedies.clock(host, paste), check)
+        yield _with_fix(await remedies.clock(host, paste), check)
 
 
 async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
@@ -105,12 +105,12 @@ async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
         yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", await remedies.qemu(host, paste))
         return
     for one in found:
-        faults = _mended_by(await remedies.userfaultfd(host, paste), one)
+        faults = _with_fix(await remedies.userfaultfd(host, paste), one)
         # Only post-copy needs it.
         yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
 
 
-def _mended_by(line: str, check: Finding) -> Finding:
+def _with_fix(line: str, check: Finding) -> Finding:
     """Replace the remedy, unless all is well."""
     return check if check.verdict == OK else check._replace(remedy=line)
 
@@ -224,7 +224,7 @@ async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
         yield Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))
         return
     async for found in target_host.bridge(host, host.bridge):
-        yield _mended_by(remedies.make_bridge(host.bridge, paste), found)
+        yield _with_fix(remedies.make_bridge(host.bridge, paste), found)
     yield await _taps(host, paste)
 
 

@@ -9,7 +9,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.paste import Paste, in_double_quotes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.pki.authority import authority_key, has_authority
+from vmckpt.hosts.pki.ca import ca_key, has_ca
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.installing import (
@@ -137,10 +137,10 @@ def room(directory: Path, paste: Paste) -> str:
 def certificates(host: Host, operator: Host) -> str:
     """Issue new certificates with the operator's CA, which may not exist yet."""
     issue = f"vmckpt pki issue {host.name}"
-    if has_authority(operator.state_dir):
+    if has_ca(operator.state_dir):
         return issue
     # Another host's remedy may have created it before this one is pasted.
-    key = shlex.quote(str(authority_key(operator.state_dir)))
+    key = shlex.quote(str(ca_key(operator.state_dir)))
     return f"test -e {key} || vmckpt pki init; {issue}"
 
 

@@ -14,7 +14,7 @@ from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
-from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.encryption import UNENCRYPTED, Encryption, Scheme, choose
 from vmckpt.preflight.migration.method import (
     copy_checks,
     domain_checks,
@@ -56,7 +56,7 @@ class Preflight(NamedTuple):
     options: MigrationOptions
     agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
-    encryption: Encryption = IN_CLEAR
+    encryption: Encryption = UNENCRYPTED
 
     @property
     def possible(self) -> bool:
@@ -204,9 +204,9 @@ async def _encryption(
         name = options.tls_name
         found = await choose(options.tls, vm.host, target, name=name, own_users=own_users)
     except RefusedError as exc:
-        return IN_CLEAR, Finding("tls", REFUSE, exc.why, exc.remedy)
+        return UNENCRYPTED, Finding("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine
-    if found.scheme is Scheme.CLEAR and not one_machine:
+    if found.scheme is Scheme.UNENCRYPTED and not one_machine:
         remedy = "leave out --tls off: everyone with access to the network can read the guest's "
         "memory"
         return found, Finding("tls", WARN, found.reason, remedy)

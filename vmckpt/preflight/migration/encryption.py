@@ -14,7 +14,7 @@ from vmckpt.options.migration import Tls
 class Scheme(Enum):
     """How the ends authenticate; the value is the term in reports."""
 
-    CLEAR = "off"
+    UNENCRYPTED = "off"
     CERTIFICATES = "x509"
     ONE_TIME_KEY = "psk"
 
@@ -32,7 +32,7 @@ class Encryption(NamedTuple):
     name: str | None = None
 
 
-IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
+UNENCRYPTED = Encryption(Scheme.UNENCRYPTED, "not encrypted")
 
 
 async def choose(
@@ -58,7 +58,7 @@ async def choose(
     users they get a key for this migration instead.
     """
     if tls is Tls.OFF:
-        return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
+        return Encryption(Scheme.UNENCRYPTED, "not encrypted, as asked for")
     if tls is Tls.PSK:
         return Encryption(
             Scheme.ONE_TIME_KEY, "encrypted, with a key made for this migration alone"
@@ -77,7 +77,7 @@ async def choose(
         return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(
-            Scheme.CLEAR, "not encrypted: both hosts are this machine and have no certificates"
+            Scheme.UNENCRYPTED, "not encrypted: both hosts are this machine and have no certificates"
         )
     without = [host.name for host, has in ((source, ours), (target, theirs)) if not has]
     reason = f"{' and '.join(without)} cannot encrypt: no certificates"

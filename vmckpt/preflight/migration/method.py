@@ -54,7 +54,7 @@ def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
 
 def encryption_checks(options: MigrationOptions, encryption: Encryption) -> Iterator[Finding]:
     """Options that encryption rules out, or that require it. Pure."""
-    if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
+    if options.zero_copy and encryption.scheme is not Scheme.UNENCRYPTED:
         reason = "--zerocopy: what is encrypted is a copy of the page already"
         remedy = "leave out --zerocopy, or in a network that you trust add --tls off"
         yield Finding("qemu-option", REFUSE, reason, remedy)

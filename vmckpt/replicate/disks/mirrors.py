@@ -180,7 +180,7 @@ async def mirrored(
                 await drop_mirrors(monitor, tell_guard)  # left by a service that was killed
                 yield mirrors
             finally:
-                mirrors.intake.let_go()
+                mirrors.intake.drop()
                 with suppress(HostDownError, OutcomeUnknownError):  # its QEMU has ended
                     await finish(drop_mirrors(monitor, tell_guard))
 

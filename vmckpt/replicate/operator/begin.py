@@ -18,7 +18,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_location
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.operator.folding import fold_there
+from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.operator.sides import (
@@ -76,9 +76,9 @@ async def _begun(
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
-    if await vm.host.exists(vm.directory.aside_request):
+    if await vm.host.exists(vm.directory.overlays_request):
         await _require_new(vm, standby)
-        await fold_there(vm.name, all_hosts())
+        await commit_overlays_on(vm.name, all_hosts())
     checks = await check(vm, standby, options)
     require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
@@ -276,7 +276,7 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
             return  # of a primary that has died: its files name the arbiter
         await settle_copies(standby, theirs, CopiesFate.UNDO)
         await standby.remove(theirs.path)
-        await fold_there(name, (primary, standby))
+        await commit_overlays_on(name, (primary, standby))
         if is_over:
             await primary.remove(vm_dir(primary.state_dir, name).claim)
 

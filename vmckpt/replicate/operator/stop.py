@@ -18,7 +18,7 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
-from vmckpt.replicate.operator.folding import fold_there, stand_aside
+from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.operator.operate import settle
@@ -67,7 +67,7 @@ async def stop(
     hosts = tuple(hosts)
     found = await _sides_if_any(name, hosts)
     if not found:
-        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
+        if await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead):
             return None
         raise not_replicated(name)
     answering = {side.status.role: side.host for side in found if side.answers}
@@ -98,8 +98,8 @@ async def stop(
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
     asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
-    if await stand_aside(name, hosts):
-        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    if await hosts_with_overlays(name, hosts):
+        await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         if side.host.name != asking:
             await side.host.remove(ServiceFiles.of(side.host, name).path)
@@ -148,7 +148,7 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
     """Which other hosts have the VM at home; `silent`: why some do not say."""
     answers = await ask_every(hosts, lambda one: read_vm(one, name))
     given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
-    return Answers(given, answers.silent, answers.unheard)
+    return Answers(given, answers.silent, answers.unanswered)
 
 
 async def _require_may_run(
@@ -387,12 +387,12 @@ def _is_left(said: ReplicaStatus | None) -> bool:
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
     """Like `sides`; also none if only a silent host may have one and there are overlays:
-    `fold_there` asks that host, unless it is declared dead.
+    `commit_overlays_on` asks that host, unless it is declared dead.
     """
     try:
         return await sides(name, hosts)
     except HostDownError:
-        if await stand_aside(name, hosts):
+        if await hosts_with_overlays(name, hosts):
             return []
         raise
 

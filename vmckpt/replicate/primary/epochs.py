@@ -53,7 +53,7 @@ LONGEST_S = 30.0
 DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
 
 
-class Grip(NamedTuple):
+class PrimaryHandles(NamedTuple):
     """What the primary has of its VM; `pidfd` belongs to its QEMU."""
 
     vm: Vm
@@ -68,11 +68,11 @@ class Epochs:
     """One VM's epochs. `is_safe` once a standby could continue from one of them."""
 
     def __init__(
-        self, grip: Grip, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
+        self, handles: PrimaryHandles, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
     ) -> None:
-        self._monitor, self._capture, self._pidfd = grip.monitor, grip.capture, grip.pidfd
-        self._output = grip.output
-        self._stream, self._keeper, self._mirrors = stream, keeper, grip.mirrors
+        self._monitor, self._capture, self._pidfd = handles.monitor, handles.capture, handles.pidfd
+        self._output = handles.output
+        self._stream, self._keeper, self._mirrors = stream, keeper, handles.mirrors
         self._budget = Budget(options.max_pause_s)
         self.pace = EpochPace(options.epoch_s)
         self.figures = PrimaryFigures()
@@ -80,7 +80,7 @@ class Epochs:
         # The state in which the guest is stopped, if vmckpt did not stop it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
-        ram_bytes = grip.vm.spec.memory_bytes
+        ram_bytes = handles.vm.spec.memory_bytes
         self._most_pages = epoch_limit_bytes(ram_bytes) // PAGE_BYTES
         has_room_for_all = self._most_pages * PAGE_BYTES > ram_bytes
         self._brake = Brake(math.inf if has_room_for_all else self._most_pages)

@@ -30,14 +30,14 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.disks.aside import put_aside
+from vmckpt.replicate.disks.overlays import add_overlays
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.primary.claim import Claim, require_right
-from vmckpt.replicate.primary.epochs import Grip
+from vmckpt.replicate.primary.epochs import PrimaryHandles
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.promised import promised
@@ -55,7 +55,7 @@ from vmckpt.replicate.wire.messages import (
 from vmckpt.vm.inventory import Vm, require_at_home
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
 # The standby reserves memory for all of the guest before it sends WELCOME.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
@@ -108,11 +108,11 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             capturing(vm.qemu.process.pid, ram, monitor, output, ram_bytes=vm.spec.memory_bytes)
         )
         sources = await _sources(monitor, request, vm)
-        let_in = partial(let_write_here, vm.qemu.files)
+        let_in = partial(grant_write, vm.qemu.files)
         mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
-            request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
+            request, files, PrimaryHandles(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica, second=second,
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
@@ -163,7 +163,7 @@ async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> lis
     disks = request.disks
     sources = [MirrorSource(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
     if request.shares_disks:
-        return await put_aside(monitor, request, vm, sources)
+        return await add_overlays(monitor, request, vm, sources)
     mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
     return sources
 

@@ -22,7 +22,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_word
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.primary.epochs import Epochs, Grip
+from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
@@ -61,7 +61,7 @@ class Protection:
         self,
         request: ReplicationRequest,
         files: ServiceFiles,
-        grip: Grip,
+        handles: PrimaryHandles,
         *,
         keeper: TermKeeper,
         channel: Channel,
@@ -70,11 +70,11 @@ class Protection:
     ) -> None:
         self._request, self._files, self._second = request, files, second
         self._wake = asyncio.Event()
-        self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
+        self._handles, self._vm, self._monitor = handles, handles.vm, handles.monitor
         self._keeper, self._replica = keeper, replica
         ram_bytes = self._vm.spec.memory_bytes
-        self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
-        self._epochs = Epochs(grip, self._stream, keeper, request.options)
+        self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, handles.mirrors.tell)
+        self._epochs = Epochs(handles, self._stream, keeper, request.options)
         self._why = ""
         self._asked: ProtectionEnding | None = None
         self._is_ending = self._is_handing_over = False
@@ -149,7 +149,7 @@ class Protection:
         If no descriptor is free for more, the pidfd alone counts: it was opened at the start.
         """
         ended = select.poll()
-        ended.register(self._grip.pidfd, select.POLLIN)
+        ended.register(self._handles.pidfd, select.POLLIN)
         return not (ended.poll(0) or is_exiting(self._vm.qemu.process.pid))
 
     @asynccontextmanager
@@ -193,23 +193,23 @@ class Protection:
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it is just ending
-            signal.pidfd_send_signal(self._grip.pidfd, number)
+            signal.pidfd_send_signal(self._handles.pidfd, number)
 
     @contextmanager
     def _woken_by_its_end(self) -> Iterator[None]:
         """For the block: wake all waiters when QEMU ends."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._grip.pidfd, self._wake.set)
+        loop.add_reader(self._handles.pidfd, self._wake.set)
         try:
             yield
         finally:
-            loop.remove_reader(self._grip.pidfd)
+            loop.remove_reader(self._handles.pidfd)
 
     async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         with self._monitor.events("SHUTDOWN") as shutdowns:
             try:
                 await self._epochs.copy(self._require_wanted)
-                await self._grip.output.hold()
+                await self._handles.output.hold()
                 while self._asked is None:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
@@ -322,7 +322,7 @@ class Protection:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
@@ -358,7 +358,7 @@ class Protection:
         if ending := await self._not_solo():
             return ending
         await self._stream.end(STOPPED, "asked for")
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.STOPPED
 
     async def _go_on_alone(self) -> ProtectionEnding:
@@ -373,7 +373,7 @@ class Protection:
             return ending
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
@@ -389,17 +389,17 @@ class Protection:
             await asyncio.wait({solo}, timeout=RETRY_S)
         return None if solo.result() else ProtectionEnding.REPLACED
 
-    async def _let_go(self) -> None:
+    async def _release_guest(self) -> None:
         """When this returns the guest runs with none of its output held, or QEMU has ended.
 
         A guest that QEMU itself stopped (an internal error) stays stopped.
         """
         # No replica may take over, so the guest may run whether or not the lease is renewed.
         self._keeper.free()
-        self._grip.mirrors.intake.let_go()
+        self._handles.mirrors.intake.drop()
         while self._qemu_lives():
             with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
-                await self._grip.output.let_go()
+                await self._handles.output.release_all()
                 if await self._runs_by_now():
                     return
             await asyncio.sleep(RETRY_S)
@@ -407,7 +407,7 @@ class Protection:
     async def _runs_by_now(self) -> bool:
         """Resume the guest. True if it runs, or is stopped for a reason other than an epoch."""
         try:
-            await self._grip.capture.resume()
+            await self._handles.capture.resume()
         except CommandRefusedError:
             state = await commands.query_status(self._monitor)
             return state.status not in STOPPED_FOR_AN_EPOCH
@@ -452,7 +452,7 @@ class Protection:
             epoch_ms=round(self._epochs.pace.run_s * 1e3, 1),
             epoch_is_auto=options.epoch_s is None,
             max_pause_ms=options.max_pause_s * 1e3,
-            tracker=self._grip.capture.tracker,
+            tracker=self._handles.capture.tracker,
             sent_bytes=self._stream.sent_bytes,
         )
         status = self._second.added_to(
@@ -461,7 +461,7 @@ class Protection:
             self._stream.heard_s,
             is_lost=self._stream.is_lost,
         )
-        return self._epochs.added_to(self._grip.mirrors.added_to(status))
+        return self._epochs.added_to(self._handles.mirrors.added_to(status))
 
     def _stands_still(self) -> str:
         state = self._epochs.stands_still

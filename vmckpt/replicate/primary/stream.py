@@ -13,7 +13,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import PATIENCE_S, TAKEN, Channel, Frame
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.wire.epoch import Composer
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Begin,
@@ -166,7 +166,7 @@ class EpochStream:
                     await self._note(head)
                 elif head.kind is FrameKind.DIGESTS:
                     if self._tell is None:
-                        raise senseless(f"{head} comes unasked", "no disk is replicated")
+                        raise protocol_violation(f"{head} comes unasked", "no disk is replicated")
                     self._tell(payload)
                 elif head.kind is FrameKind.HEARTBEAT:
                     self._progress(decode_heartbeat(payload))
@@ -180,7 +180,7 @@ class EpochStream:
     async def _note(self, head: FrameHead) -> None:
         keeper, sent = self._keeper, self._number - self._is_begun
         if not self._acknowledged < head.epoch <= sent:
-            raise senseless(f"{head} comes unasked", f"epochs up to {sent} were sent")
+            raise protocol_violation(f"{head} comes unasked", f"epochs up to {sent} were sent")
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch
             is_all = head.epoch == self._number and not self._is_begun

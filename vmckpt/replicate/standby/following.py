@@ -14,7 +14,7 @@ from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.standby.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, ReceivedEpoch
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Failure,
@@ -156,7 +156,7 @@ class Following:
     async def _take(self, channel: Channel, head: FrameHead, payload: memoryview) -> None:
         if head.kind is FrameKind.HELLO:
             if self.hello is not None:
-                raise senseless(f"{head} comes twice", "a primary identifies itself once")
+                raise protocol_violation(f"{head} comes twice", "a primary identifies itself once")
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))

@@ -18,7 +18,7 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import NamedTuple
 
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 
 _MAGIC = b"vkb1"
 _BEAT = struct.Struct(">4sB3xQQ")
@@ -62,10 +62,10 @@ def decode_beat(data: bytes, key: bytes) -> Beat:
     """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
     said, mac = data[: _BEAT.size], data[_BEAT.size :]
     if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
-        raise senseless("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
+        raise protocol_violation("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
     magic, sender, number, heard = _BEAT.unpack(said)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
-        raise senseless("a heartbeat is none of ours", f"{magic!r} of sender {sender}")
+        raise protocol_violation("a heartbeat is none of ours", f"{magic!r} of sender {sender}")
     return Beat(Sender(sender), number, heard)
 
 
@@ -91,7 +91,7 @@ class Hearing:
         """Process a datagram; one that was received before is ignored. Raises WireError."""
         beat = decode_beat(data, self._key)
         if beat.sender is not self._side.other:
-            raise senseless("a heartbeat comes from the wrong side", f"{beat.sender.name}")
+            raise protocol_violation("a heartbeat comes from the wrong side", f"{beat.sender.name}")
         if beat.number <= self._heard:
             return
         self._heard, self.heard_s = beat.number, now_s

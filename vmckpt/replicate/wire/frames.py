@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from vmckpt.replicate.wire.errors import StaleTermError, damaged, senseless
+from vmckpt.replicate.wire.errors import StaleTermError, damaged, protocol_violation
 
 Buffer = bytes | bytearray | memoryview
 # Longer than any frame that is sent; a longer one is invalid.
@@ -112,7 +112,7 @@ class Inbound:
             )
         length_bytes, kind, upper, term, epoch, low, payload_crc = _HEAD.unpack_from(data)
         if length_bytes > MOST_BYTES or kind not in _KINDS:
-            raise senseless(
+            raise protocol_violation(
                 f"frame {self.sequence} is none", f"kind {kind} with {length_bytes} bytes"
             )
         sequence = int.from_bytes(upper) << _LOW_BITS | low

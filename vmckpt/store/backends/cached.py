@@ -137,10 +137,10 @@ class CachedBackend:
                 os.utime(path)
                 return data[_SUM_BYTES:]
         data = read()
-        aside = path.with_name(f".{secrets.token_hex(8)}")
+        temporary = path.with_name(f".{secrets.token_hex(8)}")
         with suppress(OSError):
-            aside.write_bytes(self._sum(key, data) + data)
-            aside.rename(path)
+            temporary.write_bytes(self._sum(key, data) + data)
+            temporary.rename(path)
         return data
 
     def _sum(self, key: bytes, data: bytes) -> bytes:

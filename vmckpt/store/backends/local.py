@@ -368,9 +368,9 @@ class LocalWriter:
     def __init__(self, backend: LocalBackend, name: str) -> None:
         self._backend, self._name = backend, name
         backend.require_marks(name)
-        self._aside = backend.folder(f"{TEMPORARY}/x") / secrets.token_hex(16)
+        self._temporary = backend.folder(f"{TEMPORARY}/x") / secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd: int | None = os.open(self._aside, flags, 0o600)
+        self._fd: int | None = os.open(self._temporary, flags, 0o600)
 
     def write(self, data: Buffer) -> None:
         """Append."""
@@ -394,7 +394,7 @@ class LocalWriter:
                 if self._backend.append_only or self._name.startswith(CREATED_ONCE):
                     self._link(path)
                 else:
-                    self._aside.rename(path)
+                    self._temporary.rename(path)
             os.close(self._fd)
             self._fd = None
             try:
@@ -411,10 +411,10 @@ class LocalWriter:
     def _link(self, path: Path) -> None:
         """Unlike a rename this fails if the name exists. Raises OSError."""
         try:
-            os.link(self._aside, path)
+            os.link(self._temporary, path)
         except FileExistsError as exc:
             # An NFS server may have done it, and been asked again because its answer was lost.
-            if not self._aside.samefile(path):
+            if not self._temporary.samefile(path):
                 raise self._there_already() from exc
         except OSError as exc:
             if exc.errno not in NO_LINKS or self._backend.append_only:
@@ -422,9 +422,9 @@ class LocalWriter:
             # A file system without hard links (FAT): a local one, on which locks last.
             if path.exists():
                 raise self._there_already() from exc
-            self._aside.rename(path)
+            self._temporary.rename(path)
             return
-        self._aside.unlink()
+        self._temporary.unlink()
 
     def _there_already(self) -> RefusedError:
         if self._backend.append_only:
@@ -438,7 +438,7 @@ class LocalWriter:
         os.close(self._fd)
         self._fd = None
         with contextlib.suppress(OSError):
-            self._aside.unlink()
+            self._temporary.unlink()
 
 
 class LocalHeld:

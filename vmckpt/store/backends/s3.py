@@ -58,8 +58,8 @@ class S3Backend:
         self.location = location
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
         self._may_remove = True
-        in_clear = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
-        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not in_clear:
+        allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not allows_http:
             raise RefusedError(
                 f"{location} is not used unencrypted",
                 why="guests' memory would travel without TLS",
@@ -73,7 +73,7 @@ class S3Backend:
                 config={"checksum_algorithm": "SHA256"},
                 client_options={
                     "timeout": f"{_TIMEOUT_S}s",
-                    "allow_http": in_clear,
+                    "allow_http": allows_http,
                 },
                 retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
             )

@@ -12,7 +12,7 @@ from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
@@ -86,7 +86,7 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
     answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
     given = [domain for found in answers.given for domain in found]
     silent = answers.silent + [one.error for one in unread]
-    return Answers(given, silent, answers.unheard, tuple(unread))
+    return Answers(given, silent, answers.unanswered, tuple(unread))
 
 
 def as_domain(host: Host, seen: DomainInfo) -> Domain:

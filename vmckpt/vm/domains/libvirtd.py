@@ -11,7 +11,7 @@ from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, LibvirtConnection, gone_
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DirtyRateStatus, DomainState, EventId, Stats, Undefine, Xml
 from vmckpt.vm.domains.job import DomainJob, parse_job
-from vmckpt.vm.domains.told import Condition, DiskSize, DomainInfo, DomainSnapshot, Named
+from vmckpt.vm.domains.replies import Condition, DiskSize, DomainInfo, DomainSnapshot, Named
 
 
 class Libvirtd(LibvirtConnection):

@@ -249,7 +249,7 @@ async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[
         await host.grant([*directories, *reads], user.uids)
 
 
-def let_write_here(files: QemuDir, path: Path) -> None:
+def grant_write(files: QemuDir, path: Path) -> None:
     """As `let_write`, synchronously on this machine. Raises OSError, StorageError."""
     try:
         text = files.user.read_text()

@@ -10,7 +10,7 @@ from vmckpt.migrate.steps.disk_files import keep_files
 from vmckpt.vm.domains.sessions import libvirtd
 
 
-async def bury(
+async def settle_lost(
     journal: DomainJournal, view: DomainView, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
     """End its remains on both ends, and clean up; may be repeated after an error.
