@@ -17,7 +17,7 @@ from typing import Self
 from benchmarks import setting
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.outcome.ends import End
-from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_destination
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.inventory import Vm, find_vm
@@ -186,7 +186,7 @@ async def _moving(
     qemu = await find_qemu(to, vm.qemu.platform)
     if qemu is None:
         raise SystemExit("the bare script's target QEMU has ended")
-    await settle_on_target(to, qemu, vm.host)
+    await settle_on_destination(to, qemu, vm.host)
     await release(source, vm.spec.ram_dir)
 
 

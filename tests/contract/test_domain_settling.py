@@ -25,7 +25,7 @@ from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import MigrateCall
 from vmckpt.migrate.domains.settle import inspect_end, unknown
-from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
+from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_destination
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove, DomainView, EndState
 from vmckpt.migrate.steps.disk_files import MovedDisk
@@ -166,7 +166,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
         silent = answers(job=IDLE)
-        await leave_on_target(journal, ends, told.append, session=silent, patience_s=0.0)
+        await leave_on_destination(journal, ends, told.append, session=silent, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())
@@ -187,7 +187,7 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
         told: list[str] = []
         off = Condition(DomainState.SHUTOFF, 1)
         locked = FakeLibvirtd(condition=in_turn(off, TIMED_OUT), job=IDLE, undefine=LOCKED)
-        await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
+        await leave_on_destination(MOVED, ends, told.append, session=locked, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())

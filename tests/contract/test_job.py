@@ -233,7 +233,7 @@ def test_without_a_journal_a_vm_at_the_source_was_not_moved(
 def with_target(monkeypatch: pytest.MonkeyPatch, target: Host) -> Iterator[None]:
     """Jobs of the block reach that target."""
     with monkeypatch.context() as patched:
-        patched.setattr(MigrationRequest, "open_target", lambda _: target)
+        patched.setattr(MigrationRequest, "open_destination", lambda _: target)
         yield
 
 

@@ -173,7 +173,7 @@ def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_so
 ) -> None:
     world = World(tmp_path, Guest("running", "completed"))
     moving: Any = Migration.__new__(Migration)
-    moving._journal, moving._target_host = world.journal, world.b
+    moving._journal, moving._destination_host = world.journal, world.b
     moving._vm = SimpleNamespace(host=world.down)
     moving._note = lambda code, text: world.told.append(f"{code}: {text}")
 

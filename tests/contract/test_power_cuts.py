@@ -23,7 +23,7 @@ from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.migrate.outcome.ends import End
 from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal, newest
 from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
-from vmckpt.migrate.steps.handover import settle_on_target
+from vmckpt.migrate.steps.handover import settle_on_destination
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, inspect_all, read_vm
@@ -129,7 +129,7 @@ def test_a_handover_leaves_a_home_on_one_host_or_on_both(root: Path, tmp_path: P
     async def hand_over() -> None:
         await target.make_dir(arrived.directory.path)
         await target.write_text(arrived.directory.spec, SPEC)
-        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+        await settle_on_destination(End(target, arrived.qemu.files), arrived.qemu, source)
 
     for when, state in cuts(root, hand_over, tmp_path):
         homes = [asyncio.run(read_vm(a_host(state / name, name), "web")) for name in ("a", "b")]
@@ -296,7 +296,7 @@ def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
             os.fsync(file.fileno())
         await target.make_dir(arrived.directory.path)
         await target.write_text(arrived.directory.spec, SPEC)
-        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+        await settle_on_destination(End(target, arrived.qemu.files), arrived.qemu, source)
         await hand_over_files(source, target, "r1", kept, lambda _: None)
 
     for when, state in cuts(root, move, tmp_path):

@@ -51,8 +51,8 @@ def test_a_qemu_that_has_ended_is_told_from_a_host_that_is_down(tmp_path: Path) 
 
 def test_a_look_at_a_silent_host_is_an_answer(tmp_path: Path) -> None:
     view = asyncio.run(pair_of(tmp_path).view())
-    assert view.target.silent
-    assert view.target.alive
+    assert view.destination.silent
+    assert view.destination.alive
     assert not view.source.silent
     assert not view.source.alive
 

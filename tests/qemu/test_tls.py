@@ -195,12 +195,12 @@ def test_a_source_that_would_send_in_clear_is_not_let_in(certified: World) -> No
 def test_the_source_sends_nothing_to_a_target_it_does_not_know(
     certified: World, tmp_path: Path, wrong: str
 ) -> None:
-    target_host, state = find_host("lab-b"), certified.state_dir
+    destination_host, state = find_host("lab-b"), certified.state_dir
     if wrong == "authority":
         state = tmp_path
         make_ca(state)
-    address = "10.77.1.99" if wrong == "address" else target_host.migration_address
-    asyncio.run(issue(state, LocalHost("lab-b", target_host.state_dir, address)))
+    address = "10.77.1.99" if wrong == "address" else destination_host.migration_address
+    asyncio.run(issue(state, LocalHost("lab-b", destination_host.state_dir, address)))
 
     async def send() -> None:
         async with waiting() as (source, target):

@@ -24,7 +24,7 @@ def location(
     *, shared: bool | None = False, why: str = "", taken: bool = False, directory: bool = True
 ) -> DiskPaths:
     return DiskPaths(
-        0, HERE, THERE, shared, why, target_taken=taken, target_has_directory=directory
+        0, HERE, THERE, shared, why, destination_taken=taken, destination_has_directory=directory
     )
 
 

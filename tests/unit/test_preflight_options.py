@@ -23,7 +23,7 @@ from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
-from vmckpt.preflight.target_host import USERFAULTFD, USERFAULTFD_DEVICE
+from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, WantedSettings
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform

@@ -47,12 +47,12 @@ def test_no_host_has_more_than_its_places(
         span = spans[move.vm]
         assert span.end_s - span.begin_s >= move.cost.alone_s - 1e-6
         for end in (0, 1):
-            mine = (move.source, move.target)[end]
+            mine = (move.source, move.destination)[end]
             # An instant within its beginning, at which others may be under way too.
             beside = [
                 other
                 for other in all_
-                if (other.source, other.target)[end] == mine
+                if (other.source, other.destination)[end] == mine
                 and spans[other.vm].begin_s <= span.begin_s < spans[other.vm].end_s - 1e-9
             ]
             assert len(beside) <= at_once

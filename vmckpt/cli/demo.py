@@ -54,8 +54,8 @@ async def _move_under_load(lab: Lab, guest: LabGuest) -> None:
     client = await guest.key_value(lab)
     moved = asyncio.Event()
     asking = asyncio.ensure_future(_keep_asking(client, moved))
-    for target, method in (("lab-b", "auto"), ("lab-a", "postcopy")):
-        words = ["migrate", "demo", target, "--method", method]
+    for destination, method in (("lab-b", "auto"), ("lab-a", "postcopy")):
+        words = ["migrate", "demo", destination, "--method", method]
         if not await asyncio.to_thread(_command, *words, "--dry-run", may_fail=True):
             _say("That is refused, for the reason above; let it choose a method by itself.")
             words = words[:3]

@@ -102,7 +102,7 @@ class DirectVm(NamedTuple):
         disks = self.vm.spec.disks
         return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
-    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
+    async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
         from vmckpt.preflight.finding import Examined
         from vmckpt.preflight.migration.checks import busy, preflight
@@ -111,16 +111,16 @@ class DirectVm(NamedTuple):
             from vmckpt.migrate.offline import examine_off
 
             await self._require_decided()
-            off = await examine_off(self.vm, target, options)
+            off = await examine_off(self.vm, destination, options)
             return Examined(off.checks, sum(copy.allocated_bytes for copy in off.copies))
-        found = await preflight(self.vm, target, options)
+        found = await preflight(self.vm, destination, options)
         held = await busy(self.vm)
         checks = found.checks if held is None else (held, *found.checks)
         return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
 
     async def plan(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         intent: "Intent",
         *,
@@ -131,11 +131,11 @@ class DirectVm(NamedTuple):
         from vmckpt.forecast.planner import MEASURE_S, make_plan
 
         look_s = MEASURE_S if for_s is None else for_s
-        return await make_plan(self.vm, target, options, intent, began_s=began_s, for_s=look_s)
+        return await make_plan(self.vm, destination, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
@@ -146,13 +146,13 @@ class DirectVm(NamedTuple):
         """
         if options.offline:
             await self._require_decided()
-        if not (self.host.is_this_machine or target.is_this_machine):
+        if not (self.host.is_this_machine or destination.is_this_machine):
             from vmckpt.migrate.elsewhere.delegate import migrate_there
 
-            return await migrate_there(self.vm, target, options, emit, forecast)
+            return await migrate_there(self.vm, destination, options, emit, forecast)
         from vmckpt.migrate.run import migrate
 
-        return await migrate(self.vm, target, options, emit, forecast=forecast)
+        return await migrate(self.vm, destination, options, emit, forecast=forecast)
 
     async def _require_free(self, action: str) -> None:
         """Raises BusyError if an operation holds it, which says more than its undecided end."""

@@ -101,7 +101,7 @@ class DisksAtOnce:
             self._disks.append(disk)
             self._make_file(number, disk)
             if self._may_be_inactive:
-                await self._add_target(number)
+                await self._add_destination(number)
         actions = [block.bitmap_add(disk.drive.node, self._bitmap) for disk in self._disks]
         await block.transaction(self._monitor, actions)
 
@@ -111,7 +111,7 @@ class DisksAtOnce:
         """
         for number, disk in enumerate(self._disks):
             if not self._may_be_inactive:
-                await self._add_target(number)
+                await self._add_destination(number)
             await self._add_filter(number, disk)
         self._has_filters = True
 
@@ -120,7 +120,7 @@ class DisksAtOnce:
             os.truncate(file.fileno(), disk.size_bytes)
         grant_write(self._files, self._files.old_blocks(number))
 
-    async def _add_target(self, number: int) -> None:
+    async def _add_destination(self, number: int) -> None:
         path = str(self._files.old_blocks(number))
         inner = {"driver": "file", "filename": path, "discard": "unmap"}
         options = {"driver": "raw", "node-name": f"{_OLD}{number}", "discard": "unmap"}
@@ -150,7 +150,7 @@ class DisksAtOnce:
         for number, disk in enumerate(self._disks):
             if not self._has_filters:
                 if not self._may_be_inactive:  # one that was there before could not be written
-                    steps.append(self._add_target(number))
+                    steps.append(self._add_destination(number))
                 steps.append(self._add_filter(number, disk))
             steps.append(block.set_drive(self._monitor, disk.drive, f"{_FILTER}{number}"))
         return steps

@@ -45,7 +45,7 @@ def sending(mode: TransferMode, *, encrypted: bool) -> str:
 def learned(
     records: Iterable[RunRecord],
     source: str,
-    target: str,
+    destination: str,
     vm: str | None = None,
     *,
     agent: bool = False,
@@ -61,16 +61,16 @@ def learned(
     ours, moves = [], dict[str, list[Moved]]()
     for record in records:
         ends = (record.request.get("source"), record.request.get("target"))
-        if ends not in ((source, target), (target, source)):
+        if ends not in ((source, destination), (destination, source)):
             continue
         if bool(record.request.get("in_turn")) is not in_turn:
             continue
-        if ends == (source, target):
+        if ends == (source, destination):
             ours.append(record)
         if (one := moved(record)) is not None:
             similarity = _similarity(record.request, vm, agent=agent)
             weight = (1.0 if similarity else _CALIBRATION_WEIGHT) * (
-                1.0 if ends == (source, target) else _BACK_WEIGHT
+                1.0 if ends == (source, destination) else _BACK_WEIGHT
             )
             moves.setdefault(_sent_by(record), []).append(
                 one._replace(similarity=similarity, weight=weight)
@@ -181,12 +181,12 @@ def _is_rare(request: Mapping[str, Any]) -> bool:
     return rare or request.get("compression") not in (None, ZSTD)
 
 
-def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:
+def device_moves(records: Iterable[RunRecord], source: str, destination: str) -> list[DeviceMove]:
     """What moves from one host to the other took for their guests' devices."""
     return [
         DeviceMove(int(record.result.get("device_bytes", 0)), *_device_s(record.result))
         for record in records
-        if (record.request.get("source"), record.request.get("target")) == (source, target)
+        if (record.request.get("source"), record.request.get("target")) == (source, destination)
         and record.result
         and record.result.get("outcome") == "completed"
         and any(_device_s(record.result))

@@ -84,7 +84,7 @@ class MigrationPlan:
 
     vm: str
     source: str
-    target: str
+    destination: str
     measured: DirtyRate
     offers: tuple[Offer, ...]
     closed: tuple[tuple[TransferMode, str], ...]
@@ -100,7 +100,7 @@ class MigrationPlan:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
         if self.choice.mode is None:
             raise RefusedError(
-                f"no method of migrating '{self.vm}' to {self.target} meets the constraints",
+                f"no method of migrating '{self.vm}' to {self.destination} meets the constraints",
                 why=self.choice.reason,
                 remedy=self.choice.change,
             )
@@ -132,7 +132,7 @@ class MigrationPlan:
         return {
             "vm": self.vm,
             "source": self.source,
-            "target": self.target,
+            "target": self.destination,
             "way": self.choice.mode,
             "reason": self.choice.reason,
             "change": self.choice.change,
@@ -163,7 +163,7 @@ class Candidate(NamedTuple):
 
 async def make_plan(
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     intent: Intent,
     *,
@@ -176,24 +176,24 @@ async def make_plan(
     monotonic clock. Raises RefusedError when nothing is known of the pair or no method is open,
     BusyError when the VM is being migrated.
     """
-    _require_other_host(vm, target)
+    _require_other_host(vm, destination)
     await require_measurable(vm)
     never = intent.never_risk_postcopy or options.never_risk_postcopy
     intent = replace(intent, never_risk_postcopy=never)
     records = load_all(runs_dir())
-    links = learned(records, vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent)
+    links = learned(records, vm.host.name, destination.name, vm.name, agent=vm.spec.guest_agent)
     if not links:
-        raise _nothing_known(vm.host.name, target.name)
+        raise _nothing_known(vm.host.name, destination.name)
     candidates = [
-        await _candidate(mode, vm, target, options, intent=intent, links=links) for mode in modes(options)
+        await _candidate(mode, vm, destination, options, intent=intent, links=links) for mode in modes(options)
     ]
-    _require_open(candidates, vm.name, target.name)
-    devices = await _devices(vm, target, records)
+    _require_open(candidates, vm.name, destination.name)
+    devices = await _devices(vm, destination, records)
     measured = await measure(vm, for_s)
     keep(vm.name, measured)
     intent = replace(intent, gone_s=time.monotonic() - began_s)
     candidates = [within_bandwidth(candidate, measured, options) for candidate in candidates]
-    _require_open(candidates, vm.name, target.name)
+    _require_open(candidates, vm.name, destination.name)
     found = {
         candidate.mode: offer_of(candidate, candidate.link, measured, intent=intent, devices=devices)
         for candidate in candidates
@@ -202,11 +202,11 @@ async def make_plan(
     offers = tuple(offer for offer, _ in found.values())
     choice = choose(offers, intent)
     chosen = next((candidate for candidate in candidates if candidate.mode is choice.mode), None)
-    others = await others_on_the_link(vm.host, target)
+    others = await others_on_the_link(vm.host, destination)
     return MigrationPlan(
         vm=vm.name,
         source=vm.host.name,
-        target=target.name,
+        destination=destination.name,
         measured=measured,
         offers=offers,
         closed=tuple((candidate.mode, candidate.closed) for candidate in candidates if candidate.closed),
@@ -224,28 +224,28 @@ async def make_plan(
     )
 
 
-def _require_other_host(vm: Vm, target: Host) -> None:
-    if vm.host.name == target.name:
+def _require_other_host(vm: Vm, destination: Host) -> None:
+    if vm.host.name == destination.name:
         raise RefusedError(
-            f"'{vm.name}' is on {target.name} already",
+            f"'{vm.name}' is on {destination.name} already",
             why="a migration needs another host",
             remedy="name another: vmckpt host list",
         )
 
 
-async def _devices(vm: Vm, target: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
+async def _devices(vm: Vm, destination: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
     held = await held_bytes(vm)
     if held is None:
         return None
-    return device_phases(held, device_moves(records, vm.host.name, target.name))
+    return device_phases(held, device_moves(records, vm.host.name, destination.name))
 
 
-def _require_open(candidates: Sequence[Candidate], vm: str, target: str) -> None:
+def _require_open(candidates: Sequence[Candidate], vm: str, destination: str) -> None:
     if not any(candidate.link for candidate in candidates):
         raise RefusedError(
-            f"'{vm}' cannot move to {target}",
+            f"'{vm}' cannot move to {destination}",
             why=_against(candidates),
-            remedy=f"see `vmckpt check {vm} {target}`",
+            remedy=f"see `vmckpt check {vm} {destination}`",
         )
 
 
@@ -262,19 +262,19 @@ def _against(candidates: Sequence[Candidate]) -> str:
 async def _candidate(
     mode: TransferMode,
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     *,
     intent: Intent,
     links: Mapping[str, LinkModel],
 ) -> Candidate:
     meant = options_of(mode, options, intent)
-    checked = await preflight(vm, target, meant)
+    checked = await preflight(vm, destination, meant)
     if closed := against(options, checked.checks):
         return Candidate(mode, meant, closed=closed)
     link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.UNENCRYPTED))
     if link is None:
-        remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
+        remedy = f"vmckpt host calibrate {vm.host.name} {destination.name}"
         return Candidate(mode, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
@@ -468,9 +468,9 @@ def _neighbours(others: int) -> tuple[str, ...]:
     return (f"{words} the link now: forecasts assume that it is free",)
 
 
-def _nothing_known(source: str, target: str) -> RefusedError:
+def _nothing_known(source: str, destination: str) -> RefusedError:
     return RefusedError(
-        f"no migration from {source} to {target} has been measured",
+        f"no migration from {source} to {destination} has been measured",
         why="no migration without a bandwidth limit has been recorded in this direction",
-        remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
+        remedy=f"measure it with a small guest: vmckpt host calibrate {source} {destination}",
     )

@@ -66,9 +66,9 @@ async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
             await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
 
 
-async def examine_off(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
+async def examine_off(vm: Vm, destination: Host, options: MigrationOptions) -> Preflight:
     """All findings for and against moving a VM that is off; leaves it unchanged."""
     if (held_by := await busy(vm)) is not None:
         return Preflight((held_by,), options)
     async with held(vm, "check") as now, standing_in(now) as still:
-        return await preflight(still, target, options)
+        return await preflight(still, destination, options)

@@ -36,7 +36,7 @@ def planned(plan: DrainPlan) -> str:
     rows = [
         (
             move.vm,
-            f"{move.source} -> {move.target}",
+            f"{move.source} -> {move.destination}",
             format_duration(spans[move.vm].begin_s),
             format_duration(spans[move.vm].end_s),
             format_duration(move.cost.alone_s),
@@ -83,8 +83,8 @@ def _plain_lines() -> Show:
         match happening:
             case Planned(plan):
                 text = total(plan)
-            case Began(vm, source, target):
-                text = f"{vm}: {source} -> {target}"
+            case Began(vm, source, destination):
+                text = f"{vm}: {source} -> {destination}"
             case Went(vm, event):
                 said = words(event)
                 if said is None:

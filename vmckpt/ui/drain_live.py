@@ -25,7 +25,7 @@ MOST_ROWS, MOST_SAID = 16, 4
 @dataclass(slots=True)
 class _Row:
     source: str
-    target: str
+    destination: str
     state: str = "waiting"
     style: str = "dim"
     progress: Progress | None = None
@@ -53,9 +53,9 @@ class Screen:
                 if self._plan is None:
                     self._plan, self._began_s = plan, time.monotonic()
                 for move in plan.table.moves:
-                    self._rows[move.vm] = _Row(move.source, move.target)
-            case Began(vm, source, target):
-                self._rows[vm] = _Row(source, target, "asking both hosts", "cyan")
+                    self._rows[move.vm] = _Row(move.source, move.destination)
+            case Began(vm, source, destination):
+                self._rows[vm] = _Row(source, destination, "asking both hosts", "cyan")
             case Went(vm, event):
                 self._went(self._rows[vm], event)
             case Ended(vm, where, took_s, why):
@@ -97,7 +97,7 @@ class Screen:
         for vm, row in rows:
             grid.add_row(
                 Text(f" {vm}"),
-                Text(f"{row.source} -> {row.target}", style="dim"),
+                Text(f"{row.source} -> {row.destination}", style="dim"),
                 Text(one_line(row.state), style=row.style),
                 *_figures(row.progress),
             )

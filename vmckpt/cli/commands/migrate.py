@@ -62,26 +62,26 @@ def migrate(
     require_sense(options)
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
-    target = target_of(host)
+    destination = target_of(host)
     wanted = limits.intent(options)
     is_planned = plan or any(limits)
     if is_planned:
         require_forecast(options, promises_downtime=options.allowed_downtime_ms is not None)
     if wait_for_calm and not dry_run:
-        run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
+        run(_calm(vm, destination, options, wanted, began_s=began_s, given=wait_for_calm))
     if is_planned:
-        options, forecast = run(_planned(vm, target, options, wanted, began_s))
+        options, forecast = run(_planned(vm, destination, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli.commands.check import show_checks
 
-        show_checks(vm, [target], options, as_json=json)
+        show_checks(vm, [destination], options, as_json=json)
     else:
-        move(vm, target, options, forecast, as_json=json)
+        move(vm, destination, options, forecast, as_json=json)
 
 
 async def _calm(
     name: str,
-    target: "Host",
+    destination: "Host",
     options: MigrationOptions,
     wanted: "Intent",
     *,
@@ -94,18 +94,18 @@ async def _calm(
 
     vm, for_s = await find(name), parse_duration_s(given)
     await wait_for_calm_in_time(
-        vm, target, options, wanted, began_s=began_s, for_s=for_s, tell=note
+        vm, destination, options, wanted, began_s=began_s, for_s=for_s, tell=note
     )
 
 
 async def _planned(
-    name: str, target: "Host", options: MigrationOptions, wanted: "Intent", began_s: float
+    name: str, destination: "Host", options: MigrationOptions, wanted: "Intent", began_s: float
 ) -> tuple[MigrationOptions, dict[str, Any]]:
     """The options of the way that keeps the intent, and the forecast for the record."""
     from vmckpt.cli.found import find
 
     vm = await find(name)
-    made = await vm.plan(target, options, wanted, began_s=began_s)
+    made = await vm.plan(destination, options, wanted, began_s=began_s)
     for text in made.notes:
         note(f"plan: {text}")
     planned = made.require()

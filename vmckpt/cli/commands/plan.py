@@ -43,10 +43,10 @@ def plan(
 
     began_s = time.monotonic()
     wanted = limits.intent(options)
-    target, for_s = find_host(host), measure_s(for_)
+    destination, for_s = find_host(host), measure_s(for_)
     found = run(find(vm))
     note(f"measuring {vm} for {format_age(for_s)}")
-    made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))
+    made = run(found.plan(destination, options, wanted, began_s=began_s, for_s=for_s))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.mode is None:
         raise typer.Exit(4)
@@ -61,7 +61,7 @@ def text(made: "MigrationPlan") -> str:
     header = ("", "method", "total", "downtime", "sent", "slowdown", "verdict")
     measured = made.measured
     head = (
-        f"{made.vm}: {made.source} -> {made.target}\n"
+        f"{made.vm}: {made.source} -> {made.destination}\n"
         f"{format_size(measured.ram_bytes)} of memory, working set "
         f"{format_size(measured.working_set_bytes)} in {format_duration(measured.took_s)}, at most "
         f"{format_rate(_fastest(made))}\n"

@@ -113,20 +113,20 @@ class Carrier:
     def _begin(self, at_once: int) -> None:
         """Repeatedly begin the first move in order whose hosts have room for another."""
         for move in list(self._waiting):
-            if error := self.down.get(move.source) or self.down.get(move.target):
+            if error := self.down.get(move.source) or self.down.get(move.destination):
                 self._waiting.remove(move)
                 self._failed(move, error, 0.0)
                 continue
             others = self._under_way.values()
             out = sum(other.source == move.source for other in others)
-            coming = sum(other.target == move.target for other in others)
+            coming = sum(other.destination == move.destination for other in others)
             if max(out, coming) < at_once:
                 self._waiting.remove(move)
                 self._under_way[asyncio.create_task(self._move(move))] = move
 
     async def _move(self, move: PlannedMove) -> None:
         began_s = time.monotonic()
-        self.show(Began(move.vm, move.source, move.target))
+        self.show(Began(move.vm, move.source, move.destination))
         marks = dict[str, float]()
         try:
             where = await self._carried(move, marks)
@@ -157,8 +157,8 @@ class Carrier:
         vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
         if vm.host.name != move.source:
             return vm.host.name  # it has been moved meanwhile
-        await require_open(self.hosts[move.target])  # it may be drained, too, by now
-        self.begins(move.vm, move.target)
+        await require_open(self.hosts[move.destination])  # it may be drained, too, by now
+        self.begins(move.vm, move.destination)
 
         def tell(event: Event) -> None:
             if isinstance(event, PhaseBegan):
@@ -166,14 +166,14 @@ class Carrier:
             self.show(Went(move.vm, event))
 
         try:
-            done = await vm.migrate(self.hosts[move.target], self.options, tell)
+            done = await vm.migrate(self.hosts[move.destination], self.options, tell)
         except JobHeldError as exc:
-            if await self._where(move) != move.target:
+            if await self._where(move) != move.destination:
                 raise  # an interrupted earlier operation was recovered first
             self.held.append(HeldJob(move.vm, exc))
-            return move.target
-        where = done.host if isinstance(done, Recovery) else done.target
-        if where != move.target:
+            return move.destination
+        where = done.host if isinstance(done, Recovery) else done.destination
+        if where != move.destination:
             raise OperationFailedError(
                 f"'{move.vm}' is where it was, on {where}",
                 why="the process that migrated it was killed",
@@ -204,7 +204,7 @@ class Carrier:
             self.show(Said(str(exc)))
 
     async def _who_is_down(self, move: PlannedMove) -> None:
-        for name in (move.source, move.target):
+        for name in (move.source, move.destination):
             try:
                 await self.hosts[name].require_up()
             except HostDownError as exc:

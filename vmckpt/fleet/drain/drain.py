@@ -74,7 +74,7 @@ async def drain(
     """
     async with _only_one(host):
         record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
-        targets = _targets(host, options, tools)
+        destinations = _destinations(host, options, tools)
         was_closed = await is_closed(host)
         if not was_closed:
             record = replace(record, reason=reason)
@@ -82,7 +82,7 @@ async def drain(
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
             work = _Work(DRAIN, host, record, options=options, tools=tools, show=show)
-            result = await work.carried_out(targets, dry_run=dry_run)
+            result = await work.carried_out(destinations, dry_run=dry_run)
             if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
                 return replace(result, closed=was_closed or not dry_run)
             # None could move, and the exit code says that nothing was changed.
@@ -134,7 +134,7 @@ async def is_drained_for(host: Host, reason: str) -> bool:
     return False
 
 
-def _targets(host: Host, options: DrainOptions, tools: DrainTools) -> list[Host]:
+def _destinations(host: Host, options: DrainOptions, tools: DrainTools) -> list[Host]:
     hosts = tools.hosts()
     for name in options.to:
         if name not in {one.name for one in hosts}:
@@ -179,7 +179,7 @@ class _Work:
         self._held = dict[str, Held]()
         self._tries = dict[str, int]()
 
-    async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> DrainResult:
+    async def carried_out(self, destinations: Sequence[Host], *, dry_run: bool) -> DrainResult:
         """Carry all of it out."""
         if not dry_run:
             await self._settle()
@@ -187,10 +187,10 @@ class _Work:
         leaving, stopped = self._leaving(seen)
         to_open = (self._host.name,) if self._action == UNDRAIN else ()
         plans, cannot = await planner(
-            self._options, self._tools, leaving, targets, tell=self._say, to_open=to_open
+            self._options, self._tools, leaving, destinations, tell=self._say, to_open=to_open
         )
         self._stay |= {one.vm: one for one in cannot}
-        plan = await self._planned(plans, seen, leaving, targets, stopped)
+        plan = await self._planned(plans, seen, leaving, destinations, stopped)
         plan.require(self._options.finish_within_s)
         self._show(Planned(plan))
         if dry_run:
@@ -200,9 +200,9 @@ class _Work:
         self._save(self._record)
         began_s = time.monotonic()
         try:
-            await self._carry(plan, plans, targets)
+            await self._carry(plan, plans, destinations)
             if self._action == DRAIN:
-                await self._carry_late(targets)
+                await self._carry_late(destinations)
         except asyncio.CancelledError as exc:
             raise self._cancelled(len(leaving)) from exc
         self._forget_if_done()
@@ -289,17 +289,17 @@ class _Work:
         plans: Planner,
         seen: Sequence[VmInfo],
         leaving: Sequence[VmInfo],
-        targets: Sequence[Host],
+        destinations: Sequence[Host],
         stopped: tuple[str, ...] = (),
     ) -> DrainPlan:
-        plan = await plans.plan(seen, [vm.name for vm in leaving], targets, stopped)
+        plan = await plans.plan(seen, [vm.name for vm in leaving], destinations, stopped)
         self._stay |= {one.vm: one for one in plan.stay}
         return plan
 
-    async def _carry(self, plan: DrainPlan, plans: Planner, targets: Sequence[Host]) -> None:
+    async def _carry(self, plan: DrainPlan, plans: Planner, destinations: Sequence[Host]) -> None:
         """Move them; a VM that a host refuses is tried on another, while there is one."""
         hosts = {host.name: host for host in self._tools.hosts()}
-        hosts |= {host.name: host for host in targets}
+        hosts |= {host.name: host for host in destinations}
         first = True
         while plan.table.moves:
             carrier = Carrier(
@@ -323,15 +323,15 @@ class _Work:
                     if self._tries[move.vm] < BUSY_TRIES:
                         again.append(move.vm)
                 elif not carrier.is_final(error) and move.source not in carrier.down:
-                    plans.close(move.vm, move.target, f"{error.what}: {error.why}")
+                    plans.close(move.vm, move.destination, f"{error.what}: {error.why}")
                     again.append(move.vm)
             if not again:
                 return
             if self._tries:
                 await asyncio.sleep(BUSY_WAIT_S)
-            plan = await self._again(plans, again, targets)
+            plan = await self._again(plans, again, destinations)
 
-    async def _carry_late(self, targets: Sequence[Host]) -> None:
+    async def _carry_late(self, destinations: Sequence[Host]) -> None:
         """Also move VMs that were started on the host since it was queried.
 
         The start, perhaps of a VM that was stopped there, or another drain's move to it began
@@ -347,11 +347,11 @@ class _Work:
                 break
             for vm in late:
                 self._say(f"{vm.name} was started meanwhile")
-            plans, cannot = await planner(self._options, self._tools, late, targets, tell=self._say)
+            plans, cannot = await planner(self._options, self._tools, late, destinations, tell=self._say)
             self._stay |= {one.vm: one for one in cannot}
-            plan = await self._planned(plans, seen, late, targets)
+            plan = await self._planned(plans, seen, late, destinations)
             self._show(Planned(plan))
-            await self._carry(plan, plans, targets)
+            await self._carry(plan, plans, destinations)
         remedy = f"find out what starts it, then: vmckpt drain {self._host.name}"
         for vm in late:
             why = "it comes back each time it is moved away"
@@ -382,7 +382,7 @@ class _Work:
         return {name for name in names if await is_coming(name)}
 
     async def _again(
-        self, plans: Planner, names: Sequence[str], targets: Sequence[Host]
+        self, plans: Planner, names: Sequence[str], destinations: Sequence[Host]
     ) -> DrainPlan:
         """A new plan for those that failed. A VM without a destination keeps its previous
         reason.
@@ -390,17 +390,17 @@ class _Work:
         seen = await self._inspect()
         leaving = [vm for vm in seen if vm.name in names]
         before = dict(self._stay)
-        plan = await self._planned(plans, seen, leaving, targets)
+        plan = await self._planned(plans, seen, leaving, destinations)
         for one in plan.stay:
             if old := before.get(one.vm):
                 self._stay[one.vm] = old._replace(why=f"{old.why}; and elsewhere: {one.why}")
         for move in plan.table.moves:
-            self._say(f"{move.vm} is tried again, to {move.target}")
+            self._say(f"{move.vm} is tried again, to {move.destination}")
         self._show(Planned(plan))
         return plan
 
-    def _begins(self, vm: str, target: str) -> None:
-        self._save(self._record.begins(vm, target))
+    def _begins(self, vm: str, destination: str) -> None:
+        self._save(self._record.begins(vm, destination))
 
     def _ends(self, vm: str, where: str) -> None:
         self._save(self._record.ends(vm, where))
@@ -438,7 +438,7 @@ class _Work:
             taken._replace(move=taken.move._replace(cost=plan.expected[taken.move.vm]))
             for taken in sorted(took, key=lambda one: order[one.move.vm])
         )
-        ends = {name for one in moves for name in (one.move.source, one.move.target)}
+        ends = {name for one in moves for name in (one.move.source, one.move.destination)}
         here = all(hosts[name].is_this_machine for name in ends)
         # It only improves the next forecast.
         with suppress(StorageError):

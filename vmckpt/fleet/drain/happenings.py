@@ -19,7 +19,7 @@ class Began(NamedTuple):
 
     vm: str
     source: str
-    target: str
+    destination: str
 
 
 class Went(NamedTuple):

@@ -109,7 +109,7 @@ class DrainPlan:
             {
                 "vm": move.vm,
                 "source": move.source,
-                "target": move.target,
+                "target": move.destination,
                 "begin_s": round(spans[move.vm].begin_s, 3),
                 "end_s": round(spans[move.vm].end_s, 3),
                 "alone_s": round(move.cost.alone_s, 3),
@@ -178,7 +178,7 @@ class Planner:
         crowding = self.costs.taught
         most = self.options.max_parallel or AT_ONCE[-1]
         table = timetable(placed.moves, most, crowding.crowding, crowding.at_once)
-        used = {move.vm: found[move.vm][move.target] for move in placed.moves}
+        used = {move.vm: found[move.vm][move.destination] for move in placed.moves}
         unknown = any(one.cost is None for one in used.values())
         closed = {one.host.name: one.closed for one in hosts if one.closed}
         away = "; ".join(f"{name}: {why}" for name, why in closed.items())
@@ -226,8 +226,8 @@ class Planner:
             }
         return found
 
-    def _copied(self, vm: str, target: str) -> int:
-        examined = self._examined.get((vm, target))
+    def _copied(self, vm: str, destination: str) -> int:
+        examined = self._examined.get((vm, destination))
         return examined.copied_bytes if examined else 0
 
     def _mover(self, vm: VmInfo, found: Mapping[str, Found]) -> Mover:
@@ -258,10 +258,10 @@ class Planner:
         plan.
         """
         by_name = {one.host.name: one.host for one in hosts if one.room is not None}
-        wanted = [(move.vm, move.target) for move in placed.moves]
+        wanted = [(move.vm, move.destination) for move in placed.moves]
         new = [pair for pair in wanted if pair not in self._examined]
         await self._ask(new, by_name)
-        refused = {vm for vm, target in new if target in self.closed.get(vm, {})}
+        refused = {vm for vm, destination in new if destination in self.closed.get(vm, {})}
         if refused:
             # An obstacle on one host often exists on all.
             rest = [
@@ -273,22 +273,22 @@ class Planner:
     async def _ask(self, pairs: Sequence[tuple[str, str]], hosts: Mapping[str, Host]) -> None:
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def ask(vm: str, target: str) -> None:
+        async def ask(vm: str, destination: str) -> None:
             async with slots:
-                self._examined[vm, target] = await self._examination(vm, hosts[target])
+                self._examined[vm, destination] = await self._examination(vm, hosts[destination])
 
         await all_of(ask(*pair) for pair in pairs)
-        for vm, target in pairs:
-            against = [one for one in self._examined[vm, target].checks if self._is_against(one)]
+        for vm, destination in pairs:
+            against = [one for one in self._examined[vm, destination].checks if self._is_against(one)]
             if against:
                 why = "; ".join(f"[{check.code}] {check.reason}" for check in against)
-                self.close(vm, target, why)
+                self.close(vm, destination, why)
 
-    async def _examination(self, vm: str, target: Host) -> Examined:
+    async def _examination(self, vm: str, destination: Host) -> Examined:
         driver = self.vms[vm]
-        if driver.host.name == target.name:
-            return Examined((Finding("same-host", REFUSE, f"it is on {target.name} already"),), 0)
-        return await examined(driver, target, self.options.options)
+        if driver.host.name == destination.name:
+            return Examined((Finding("same-host", REFUSE, f"it is on {destination.name} already"),), 0)
+        return await examined(driver, destination, self.options.options)
 
 
 def words(kind: str, vm: VmInfo, options: Sequence[tuple[str, ...]]) -> frozenset[str]:
@@ -331,7 +331,7 @@ async def planner(
     options: DrainOptions,
     tools: DrainTools,
     seen: Sequence[VmInfo],
-    targets: Sequence[Host],
+    destinations: Sequence[Host],
     *,
     tell: Callable[[str], None],
     to_open: Collection[str] = (),
@@ -353,7 +353,7 @@ async def planner(
         measured[vm.name] = await _measured(driver, options.measure_s)
 
     await all_of(inspect(vm) for vm in seen)
-    ends = [*targets, *(driver.host for driver in vms.values())]
+    ends = [*destinations, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
     costs = MoveCosts.of(load_all(runs_dir()), options.options, taught)

@@ -112,8 +112,8 @@ class Checkpoints:
         async with opened(parse_location(making.place), key) as source:
             manifest = await in_thread(partial(source.manifest, point.id))
             for label in record.request.copies:
-                async with opened(parse_location(label), key) as target:
-                    work = partial(copy_checkpoints, source, target, [manifest])
+                async with opened(parse_location(label), key) as destination:
+                    work = partial(copy_checkpoints, source, destination, [manifest])
                     if await in_thread(work):
                         done.append(label)
         return done

@@ -15,9 +15,9 @@ from vmckpt.sequence.steps import both
 OUT, IN, TURN = "out", "in", "turn"
 
 
-async def others_on_the_link(source: Host, target: Host) -> int:
+async def others_on_the_link(source: Host, destination: Host) -> int:
     """How many migrations currently use the link between the two. Raises HostDownError."""
-    out, in_ = await both(limits(source, OUT), limits(target, IN))
+    out, in_ = await both(limits(source, OUT), limits(destination, IN))
     return len(out.keys() | in_.keys())
 
 

@@ -68,17 +68,17 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
 
 def obstacles(
     source: tuple[Host, Identity],
-    target: tuple[Host, Identity],
+    destination: tuple[Host, Identity],
     now_unix_s: float,
     name: str | None = None,
 ) -> list[TlsObstacle]:
-    """Every reason why `source` cannot connect to `target` with mutual TLS.
+    """Every reason why `source` cannot connect to `destination` with mutual TLS.
 
     The destination's certificate must be for `name`; None: for its address.
     """
     from vmckpt.hosts.pki.certificate import is_issued_by
 
-    (from_host, ours), (to_host, theirs) = source, target
+    (from_host, ours), (to_host, theirs) = source, destination
     found = []
     for host, kind, certificate, judge in (
         (from_host, "client", ours.client, theirs.ca),

@@ -80,42 +80,42 @@ class _ListenAnswer:
 
 
 async def have_listen(
-    target: Host, directory: Path, verb: Sequence[str] = ("link",)
+    host: Host, directory: Path, verb: Sequence[str] = ("link",)
 ) -> TlsEndpoint:
-    """Start a listener on the migration address of `target`; `directory` is removed after its end.
+    """Start a listener on the migration address of `host`; `directory` is removed after its end.
 
     `verb` are the words of vmckpt's command there that listens. Raises OperationFailedError with
     the destination's own words.
     """
     token = secrets.token_hex(32)
-    first, last = target.migration_ports or (0, 0)
-    request = _ListenRequest(target.migration_address, first, last, token)
-    await target.make_dir(directory)
-    await target.write_text(directory / _REQUEST, json.dumps(builtins(request)))
-    command = [*await target.own_command(), *verb, str(directory)]
-    listener = await target.spawn(command, directory / _LOG)
+    first, last = host.migration_ports or (0, 0)
+    request = _ListenRequest(host.migration_address, first, last, token)
+    await host.make_dir(directory)
+    await host.write_text(directory / _REQUEST, json.dumps(builtins(request)))
+    command = [*await host.own_command(), *verb, str(directory)]
+    listener = await host.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    while not await target.await_path(directory / _LISTENS, _LOOK_S):
-        alive = await target.is_alive(listener)
+    while not await host.await_path(directory / _LISTENS, _LOOK_S):
+        alive = await host.is_alive(listener)
         if not alive or asyncio.get_running_loop().time() > deadline:
-            words = (await target.read_text(directory / _LOG) or "").strip().splitlines()
-            await target.kill(listener)
-            await target.remove(directory)
+            words = (await host.read_text(directory / _LOG) or "").strip().splitlines()
+            await host.kill(listener)
+            await host.remove(directory)
             raise OperationFailedError(
-                f"{target.name} does not listen at {target.migration_address}",
+                f"{host.name} does not listen at {host.migration_address}",
                 why="; ".join(words[-3:]) or f"not within {START_TIMEOUT_S:g} s",
-                remedy=f"vmckpt host check {target.name}",
+                remedy=f"vmckpt host check {host.name}",
             )
     try:
-        said = convert(_ListenAnswer, parse(await target.read_text(directory / _LISTENS) or ""))
-        return TlsEndpoint(target.migration_address, said.port, said.fingerprint, token)
+        said = convert(_ListenAnswer, parse(await host.read_text(directory / _LISTENS) or ""))
+        return TlsEndpoint(host.migration_address, said.port, said.fingerprint, token)
     except MalformedError as exc:
-        await target.kill(listener)
-        await target.remove(directory)
+        await host.kill(listener)
+        await host.remove(directory)
         raise OperationFailedError(
-            f"{target.name} does not say where it listens",
+            f"{host.name} does not say where it listens",
             why=str(exc),
-            remedy=f"vmckpt host check {target.name}",
+            remedy=f"vmckpt host check {host.name}",
         ) from exc
 
 

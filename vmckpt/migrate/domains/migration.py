@@ -17,7 +17,7 @@ from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import MigrateCall, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
@@ -35,38 +35,38 @@ from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 
 
 async def migrate(
-    domain: Domain, target: Host, options: MigrationOptions, emit: Emit
+    domain: Domain, destination: Host, options: MigrationOptions, emit: Emit
 ) -> MigrationReport:
-    """Have libvirt move the running domain to `target`; returns when it runs only there.
+    """Have libvirt move the running domain to `destination`; returns when it runs only there.
 
     Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
     BusyError, OperationFailedError or TimedOutError (undone: the domain is on the source),
     CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends
     reported).
     """
-    source, action = domain.host, f"migrate to {target.name}"
+    source, action = domain.host, f"migrate to {destination.name}"
     async with (
-        recorded(request_of(domain.name, (source, target), options), options, emit) as run,
+        recorded(request_of(domain.name, (source, destination), options), options, emit) as run,
         dead_mans_switch(domain.name, run.id),
-        locked(domain.name, (source, target), action, run.id),
+        locked(domain.name, (source, destination), action, run.id),
     ):
         if options.in_turn:  # its drain marks the host first, then looks for locks
-            await require_open(target)
+            await require_open(destination)
         await make_room(domain.name)
-        async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
+        async with AsyncExitStack() as stack, libvirtds(source, destination) as (here, there):
             domain = await seen_again(domain, here)
             # The second session, for the long call, is opened during the queries.
             checked, caller = await both(
                 preflight(domain, here, there, options),
                 stack.enter_async_context(libvirtd(source)),
             )
-            route = checked.require(domain.name, target.name)
+            route = checked.require(domain.name, destination.name)
             request = build(checked.options, *route, checked.held_mib_per_s)
             run.begin(checked.options, checked.checks)
-            migration = DomainMigration(domain, target, checked, run)
+            migration = DomainMigration(domain, destination, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
             turns = checked.options.in_turn
-            async with on_the_link(source, target, run.id, limit, run.note, in_turn=turns) as link:
+            async with on_the_link(source, destination, run.id, limit, run.note, in_turn=turns) as link:
                 report = await migration.run((here, caller), request, link)
         return run.end(report, checked.checks)
 
@@ -75,16 +75,16 @@ class DomainMigration:
     """One migration that has passed its checks."""
 
     def __init__(
-        self, domain: Domain, target: Host, checked: DomainPreflight, run: MigrationRun
+        self, domain: Domain, destination: Host, checked: DomainPreflight, run: MigrationRun
     ) -> None:
         self._domain, self._checked, self._run = domain, checked, run
-        self._ends = (domain.host, target)
+        self._ends = (domain.host, destination)
         self._journal = DomainJournal(
             run=run.id,
             vm=domain.name,
             uuid=domain.uuid,
             source=domain.host.name,
-            target=target.name,
+            target=destination.name,
             persistent=domain.seen.persistent,
             disks=tuple(
                 MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
@@ -144,7 +144,7 @@ class DomainMigration:
         move, view = await settle(
             self._journal, self._ends, lambda text: self._run.note("rescue", text)
         )
-        if move is DomainMove.TARGET_OWNS:
+        if move is DomainMove.DESTINATION_OWNS:
             return None
         if move is DomainMove.LOST:
             await settle_lost(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
@@ -160,7 +160,7 @@ class DomainMigration:
 
     async def _conclude(self, source: Libvirtd, transfer: DomainTransfer) -> MigrationReport:
         self._begin("release")
-        await leave_on_target(
+        await leave_on_destination(
             self._journal,
             self._ends,
             lambda text: self._run.note("left-behind", text),

@@ -17,7 +17,7 @@ from vmckpt.migrate.domains.settle import (
     settle_off,
     unknown,
 )
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
 from vmckpt.migrate.domains.whereabouts import DomainMove, decide_left
 from vmckpt.migrate.locks import wait_for_locks
 from vmckpt.migrate.outcome.recover import FINISHED, UNDONE, Recovery
@@ -55,8 +55,8 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
         finally:
             releasing.cancel()
             await asyncio.wait({releasing})
-        if move is DomainMove.TARGET_OWNS:
-            await leave_on_target(journal, ends, note)
+        if move is DomainMove.DESTINATION_OWNS:
+            await leave_on_destination(journal, ends, note)
             where, outcome = ends[1], FINISHED
         elif move is DomainMove.SOURCE_OWNS:
             await leave_on_source(journal, ends[1], note)
@@ -109,8 +109,8 @@ async def _tidy_held(
     if has_it is DomainMove.WAIT:
         seen = describe(view, ends)
         note(f"what is left of '{left.vm}' on {left.untidy} is removed later: {seen}")
-    elif has_it is DomainMove.TARGET_OWNS and left.moved:
-        await leave_on_target(left, ends, note, patience_s=0.0)
+    elif has_it is DomainMove.DESTINATION_OWNS and left.moved:
+        await leave_on_destination(left, ends, note, patience_s=0.0)
     elif has_it is DomainMove.SOURCE_OWNS and left.stayed:
         await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:

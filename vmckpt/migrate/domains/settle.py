@@ -84,14 +84,14 @@ async def settle_off(
 def _patience_s(view: DomainView) -> float:
     if is_orphan(view):
         return ORPHAN_S
-    return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.target) else SILENT_S
+    return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.destination) else SILENT_S
 
 
 async def inspect(uuid: str, ends: tuple[Host, Host]) -> DomainView:
     """What both ends report now."""
-    source, target = ends
+    source, destination = ends
     (at_source, job), (at_target, _) = await asyncio.gather(
-        _ask(uuid, source, is_source=True), _ask(uuid, target, is_source=False)
+        _ask(uuid, source, is_source=True), _ask(uuid, destination, is_source=False)
     )
     return DomainView(at_source, at_target, job)
 
@@ -135,8 +135,8 @@ async def _end_state(session: Libvirtd, uuid: str) -> EndState:
 
 def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
     """Both ends, in words."""
-    source, target = ends
-    text = f"on {source.name} it {view.source.value}, on {target.name} it {view.target.value}"
+    source, destination = ends
+    text = f"on {source.name} it {view.source.value}, on {destination.name} it {view.destination.value}"
     return text.replace("it does not answer", "libvirtd does not answer")
 
 
@@ -155,25 +155,25 @@ async def unknown(
     """The error if it is unknown who has it; it names those of its QEMUs that are alive, if
     known.
     """
-    source, target = ends
+    source, destination = ends
     again = f"vmckpt migrate --recover {quote(journal.vm)}"
-    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.target):
+    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.destination):
         return OutcomeUnknownError(
-            f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
+            f"'{journal.vm}' waits on {destination.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
             "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon there (seen with 11.3), so "
             "vmckpt does not use it",
             remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
             f"can, virsh migrate --postcopy-resume; else give its memory up: virsh destroy it on "
-            f"{source.name}, then {again} leaves it stopped on {target.name}",
+            f"{source.name}, then {again} leaves it stopped on {destination.name}",
         )
     silent = [
         host
-        for host, where in zip(ends, (view.source, view.target), strict=True)
+        for host, where in zip(ends, (view.source, view.destination), strict=True)
         if where is EndState.SILENT
     ]
     seen = [await _processes(journal.uuid, host) for host in silent]
-    if EndState.LOCKED in (view.source, view.target):
+    if EndState.LOCKED in (view.source, view.destination):
         remedy = (
             f"wait, then: {again}; if it stays so: systemctl restart libvirtd on {source.name} "
             "(its QEMUs live on)"
@@ -181,10 +181,10 @@ async def unknown(
     elif silent:
         names = " and ".join(host.name for host in silent)
         remedy = f"the guest was not started twice; start libvirtd on {names}, then run: {again}"
-    elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
+    elif view.source is EndState.WAITING and view.destination in (EndState.OFF, EndState.ABSENT):
         remedy = (
             f"it was sent, and {source.name} does not know whether it started: if the log of "
-            f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "
+            f"its QEMU on {destination.name} shows that it did not, virsh resume it on {source.name}, "
             f"else virsh destroy it there; then: {again}"
         )
     else:

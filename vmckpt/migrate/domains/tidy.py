@@ -32,7 +32,7 @@ FORGET_S = 60.0
 
 async def leave_on_source(
     journal: DomainJournal,
-    target: Host,
+    destination: Host,
     note: Callable[[str], None],
     *,
     patience_s: float = SILENT_S,
@@ -44,25 +44,25 @@ async def leave_on_source(
     """
     try:
         if not journal.known_to_target:
-            await _undefined(journal, target, note, patience_s)
-        await remove_files(target, journal.run, journal.disks)
+            await _undefined(journal, destination, note, patience_s)
+        await remove_files(destination, journal.run, journal.disks)
     except (HostDownError, OutcomeUnknownError, StorageError) as exc:
-        note(_left_to_the_next(journal, target, exc))
+        note(_left_to_the_next(journal, destination, exc))
         await _keep(replace(journal, stayed=True), note)
     else:
         await journal.remove()
 
 
 async def _undefined(
-    journal: DomainJournal, target: Host, note: Callable[[str], None], patience_s: float
+    journal: DomainJournal, destination: Host, note: Callable[[str], None], patience_s: float
 ) -> None:
     try:
-        await _patiently(target, None, patience_s, lambda libvirt_session: give_back(libvirt_session, journal))
+        await _patiently(destination, None, patience_s, lambda libvirt_session: give_back(libvirt_session, journal))
     except (LibvirtRefusedError, RefusedError) as exc:
-        note(f"a definition of it may stay on {target.name}: {exc}")
+        note(f"a definition of it may stay on {destination.name}: {exc}")
 
 
-async def leave_on_target(
+async def leave_on_destination(
     journal: DomainJournal,
     ends: tuple[Host, Host],
     note: Callable[[str], None],
@@ -75,14 +75,14 @@ async def leave_on_target(
     `session` is an open one with the source's libvirtd, if any. A source that is silent for longer
     than `patience_s` is left to the next command on the domain: the journal stays.
     """
-    source, target = ends
+    source, destination = ends
     if not journal.moved:
-        await _take_along(journal, target, note)
+        await _take_along(journal, destination, note)
         journal = replace(journal, moved=True)
         if journal.disks:
             await _keep(journal, note)
     try:
-        await hand_over_files(source, target, journal.run, journal.disks, note)
+        await hand_over_files(source, destination, journal.run, journal.disks, note)
         # They must never be removed again: the domain may return to where they were.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
@@ -107,17 +107,17 @@ async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
         note(str(exc))
 
 
-async def _take_along(journal: DomainJournal, target: Host, note: Callable[[str], None]) -> None:
+async def _take_along(journal: DomainJournal, destination: Host, note: Callable[[str], None]) -> None:
     """Remove what earlier migrations left on other hosts while the destination has the domain."""
     for left in await DomainJournal.all_left(journal.vm):
         if left.run == journal.run:
             continue
         try:
-            if left.untidy != target.name:
-                await left.held_by(target.name).write()
+            if left.untidy != destination.name:
+                await left.held_by(destination.name).write()
                 continue
             if left.stayed:
-                await keep_files(target, left.run, left.disks)
+                await keep_files(destination, left.run, left.disks)
             await left.remove()
         except (HostDownError, StorageError) as exc:
             note(f"what run {left.run} left on {left.untidy} may stay there: {exc}")

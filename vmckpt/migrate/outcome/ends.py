@@ -154,7 +154,7 @@ class Pair(NamedTuple):
     """
 
     source: End
-    target: End
+    destination: End
     was_running: bool
     ram_dir: Path
     stopped: bool = False
@@ -162,12 +162,12 @@ class Pair(NamedTuple):
 
     async def view(self) -> OwnershipView:
         """Both ends, queried concurrently."""
-        source, target = await asyncio.gather(self.source.inspect(), self.target.inspect())
-        return OwnershipView(source, target, self.was_running, self.stopped, self.stays)
+        source, destination = await asyncio.gather(self.source.inspect(), self.destination.inspect())
+        return OwnershipView(source, destination, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:
         """Drop both sessions."""
-        await asyncio.gather(self.source.close(), self.target.close())
+        await asyncio.gather(self.source.close(), self.destination.close())
 
 
 async def kill(end: End) -> None:
@@ -182,8 +182,8 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
     await end_qemu(end.host, ram_dir, end.files, await_freed=await_freed)
 
 
-async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
+async def with_last_words(exc: VmckptError, destination: End) -> OperationFailedError:
     """The error with the messages of the destination's QEMU, if those can be read."""
-    words = await target.last_words()
+    words = await destination.last_words()
     why = f"{exc.why}; the destination said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

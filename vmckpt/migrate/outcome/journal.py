@@ -40,7 +40,7 @@ class MigrationJournal:
     What it creates is in the destination's `target_qemu` directory, except the copies of `disks`.
     `step` is the last one begun; `was_running`: the guest ran when it began. `offline`: the VM is
     off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the guest
-    beforehand. `platform`: that of both QEMUs. `source` and `target` are the operator's names of
+    beforehand. `platform`: that of both QEMUs. `source` and `destination` are the operator's names of
     these hosts; `source_id` and `target_id` identify them (hosts/inventory/identity.py; None: an
     older vmckpt wrote it).
     """
@@ -130,7 +130,7 @@ _SCHEMA = Schema(
 
 
 def first_journal(
-    vm: Vm, target: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
+    vm: Vm, destination: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
 ) -> MigrationJournal:
     """The journal of a new migration; `ids` identify the source and destination hosts."""
     options = checked.options
@@ -138,7 +138,7 @@ def first_journal(
         run=run,
         vm=vm.name,
         source=vm.host.name,
-        target=target.name,
+        target=destination.name,
         source_qemu=vm.qemu.files.qemu_id,
         target_qemu=target_qemu,
         ram_dir=str(vm.spec.ram_dir),

@@ -67,7 +67,7 @@ def switchover(
     return Switchover(
         monitor,
         source=ends[0],
-        target=ends[1],
+        destination=ends[1],
         port=port,
         max_downtime_s=options.max_downtime_ms / 1e3,
         limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
@@ -87,7 +87,7 @@ class Switchover:
         monitor: Monitor,
         *,
         source: Socketed,
-        target: Socketed,
+        destination: Socketed,
         port: int,
         max_downtime_s: float,
         limit_bytes_per_s: int = 0,
@@ -95,7 +95,7 @@ class Switchover:
     ) -> None:
         self._monitor, self._max_downtime_s = monitor, max_downtime_s
         self._limit_bytes_per_s, self._quick_rounds = limit_bytes_per_s, quick_rounds
-        self._source, self._target, self._port = source, target, port
+        self._source, self._destination, self._port = source, destination, port
         self._samples: deque[SentSample] = deque(maxlen=KEPT_SAMPLES)
         self._first_pass_bytes: int | None = None
         self._given_bytes_per_s = float(HELD_BYTES_PER_S)
@@ -205,6 +205,6 @@ class Switchover:
     async def _queued_bytes(self) -> int:
         sent, read = await both(
             self._source.host.socket_queues(self._source.process, self._port),
-            self._target.host.socket_queues(self._target.process, self._port),
+            self._destination.host.socket_queues(self._destination.process, self._port),
         )
         return sent.unsent_bytes + read.unread_bytes

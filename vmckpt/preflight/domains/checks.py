@@ -11,8 +11,8 @@ from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Method, MigrationOptions, Tls
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
-from vmckpt.preflight import target_host
-from vmckpt.preflight.domains import target_libvirt
+from vmckpt.preflight import destination_host
+from vmckpt.preflight.domains import destination_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
@@ -91,9 +91,9 @@ class DomainPreflight(NamedTuple):
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
-    def require(self, name: str, target: str) -> tuple[Route, Contents]:
+    def require(self, name: str, destination: str) -> tuple[Route, Contents]:
         """How it is migrated. Raises RefusedError naming every refusal."""
-        what = f"'{name}' cannot migrate to {target}"
+        what = f"'{name}' cannot migrate to {destination}"
         require(self.checks, what)
         if self.route is None:
             raise refusal(self.checks, what)
@@ -101,10 +101,10 @@ class DomainPreflight(NamedTuple):
 
 
 async def preflight(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
+    domain: Domain, source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
     """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
-    there = target.host
+    there = destination.host
     if at_once := is_there_already(domain, there) or _not_running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
@@ -112,7 +112,7 @@ async def preflight(
     at_source, (at_target, (moving, (encryption, link))) = await both(
         _inspect_source(domain, source),
         both(
-            _inspect_target(arrives, source, target, options),
+            _inspect_destination(arrives, source, destination, options),
             both(
                 _inspect_disks(domain, arrives, source, there, options),
                 both(
@@ -191,33 +191,33 @@ class _Moving(NamedTuple):
     ports: list[int | None]
 
 
-async def _inspect_target(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
+async def _inspect_destination(
+    domain: Domain, source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> _AtTarget:
     checks, ((names, userfaults), libvirt) = await both(
-        target_libvirt.checks(domain, source, target),
-        both(both(target.names(), _userfaults(target, options)), target.version()),
+        destination_libvirt.checks(domain, source, destination),
+        both(both(destination.names(), _userfaults(destination, options)), destination.version()),
     )
-    name = await target_libvirt.name(domain, names, target.host)
+    name = await destination_libvirt.name(domain, names, destination.host)
     known = domain.uuid in {one.uuid for one in names}
     return _AtTarget([name, *checks], known, userfaults, libvirt)
 
 
 async def _inspect_disks(
-    domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: MigrationOptions
+    domain: Domain, arrives: Domain, source: Libvirtd, destination: Host, options: MigrationOptions
 ) -> _Moving:
     elsewhere = disks_elsewhere(arrives)
-    disks = await plan_domain_disks(domain, source, target, options.disks, elsewhere)
+    disks = await plan_domain_disks(domain, source, destination, options.disks, elsewhere)
     needed = 2 if disks.copied else 1
     checks, ports = await both(
         all_of(
             [
-                target_libvirt.files(arrives, target, disks.plan.shared),
-                ask(target_host.ports(target, needed=needed)),
-                ask(target_host.clock(domain.host, target)),
+                destination_libvirt.files(arrives, destination, disks.plan.shared),
+                ask(destination_host.ports(destination, needed=needed)),
+                ask(destination_host.clock(domain.host, destination)),
             ]
         ),
-        _ports(target, needed=needed),
+        _ports(destination, needed=needed),
     )
     found = [*disk_checks(disks.plan), *(check for some in checks for check in some)]
     return _Moving(disks, found, ports)
@@ -279,24 +279,24 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
 
 
 async def _encryption(
-    source: Host, target: Host, options: MigrationOptions
+    source: Host, destination: Host, options: MigrationOptions
 ) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
         return UNENCRYPTED, Finding("tls", REFUSE, reason, "use --tls auto or require")
-    directories = await both(certificate_dir_of(source), certificate_dir_of(target))
+    directories = await both(certificate_dir_of(source), certificate_dir_of(destination))
     try:
         name = options.tls_name
-        found = await choose(options.tls, source, target, directories=directories, name=name)
+        found = await choose(options.tls, source, destination, directories=directories, name=name)
     except RefusedError as exc:
         here, there = directories
-        reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {target.name})"
+        reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {destination.name})"
         remedy = (
-            f"vmckpt host check --fixes {source.name} {target.name}  # prints the commands; or, in "
+            f"vmckpt host check --fixes {source.name} {destination.name}  # prints the commands; or, in "
             "a network that you trust, --tls off"
         )
         return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
-    one_machine = source.is_this_machine and target.is_this_machine
+    one_machine = source.is_this_machine and destination.is_this_machine
     if found.scheme is Scheme.UNENCRYPTED and not one_machine:
         remedy = "leave out --tls off: everyone with access to the network can read the guest's "
         "memory"
@@ -330,25 +330,25 @@ def certificate_dir(qemu_conf: str) -> Path:
     return QEMU_CERTIFICATES
 
 
-async def _ports(target: Host, *, needed: int) -> list[int | None]:
+async def _ports(destination: Host, *, needed: int) -> list[int | None]:
     """Ports from the host's range for memory and disks; None if libvirt may choose."""
-    if target.migration_ports is None:
+    if destination.migration_ports is None:
         return [None] * needed
-    first, last = target.migration_ports
-    taken = await target.listening_ports(target.migration_address)
+    first, last = destination.migration_ports
+    taken = await destination.listening_ports(destination.migration_address)
     free: list[int | None] = [port for port in range(first, last + 1) if port not in taken]
     return free[:needed]
 
 
-async def _userfaults(target: Libvirtd, options: MigrationOptions) -> list[Finding]:
+async def _userfaults(destination: Libvirtd, options: MigrationOptions) -> list[Finding]:
     if not options.may_postcopy:
         return []
-    allowed = (await target.host.read_text(target_host.USERFAULTFD) or "").strip() == "1"
-    users = qemu_users(await target.capabilities())
+    allowed = (await destination.host.read_text(destination_host.USERFAULTFD) or "").strip() == "1"
+    users = qemu_users(await destination.capabilities())
     if allowed or 0 in users:
-        text = f"QEMU may use it on {target.host.name}"
+        text = f"QEMU may use it on {destination.host.name}"
         return [Finding("userfaultfd", OK, text)]
-    reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {target.host.name}"
+    reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {destination.host.name}"
     return [
         Finding("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
     ]

@@ -15,7 +15,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight import destination_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.host import libvirtd as domain_checks
 from vmckpt.preflight.host import remedies
@@ -88,19 +88,19 @@ async def _all(
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
-    async for check in target_host.ports(host, needed=1):
+    async for check in destination_host.ports(host, needed=1):
         yield _with_fix(remedies.ports(host, paste), check)
     async for check in _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
-    async for check in target_host.clock(operator, host):
+    async for check in destination_host.clock(operator, host):
         yield _with_fix(await remedies.clock(host, paste), check)
 
 
 async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
     try:
-        found = await ask(target_host.userfaults(host))
+        found = await ask(destination_host.userfaults(host))
     except (RefusedError, HostDownError, OperationFailedError) as exc:
         yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", await remedies.qemu(host, paste))
         return
@@ -223,7 +223,7 @@ async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
         reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
         yield Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))
         return
-    async for found in target_host.bridge(host, host.bridge):
+    async for found in destination_host.bridge(host, host.bridge):
         yield _with_fix(remedies.make_bridge(host.bridge, paste), found)
     yield await _taps(host, paste)
 

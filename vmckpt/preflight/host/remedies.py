@@ -22,7 +22,7 @@ from vmckpt.installing import (
     qemu_program,
     settings,
 )
-from vmckpt.preflight import target_host
+from vmckpt.preflight import destination_host
 from vmckpt.preflight.domains.checks import QEMU_CERTIFICATES
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
@@ -105,7 +105,7 @@ async def kernel(host: Host, paste: Paste) -> str:
 async def userfaultfd(host: Host, paste: Paste) -> str:
     """Now and at every boot: its device for a group, or the system call for all (older QEMUs)."""
     if await _knows_device(host):
-        device = target_host.USERFAULTFD_DEVICE
+        device = destination_host.USERFAULTFD_DEVICE
         rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'
         return paste.as_root(
             f"group=$(id -gn {await host.user_id()}) && echo {rule} >{UDEV_RULE} && "
@@ -118,7 +118,7 @@ async def userfaultfd(host: Host, paste: Paste) -> str:
 
 async def _knows_device(host: Host) -> bool:
     try:
-        return (await abilities(host)).version >= target_host.BY_DEVICE
+        return (await abilities(host)).version >= destination_host.BY_DEVICE
     except (RefusedError, HostDownError, OperationFailedError):
         return True  # a newer one may already be installed
 

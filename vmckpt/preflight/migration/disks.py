@@ -64,18 +64,18 @@ class DiskPlan(NamedTuple):
 class DiskPaths(NamedTuple):
     """A disk's paths on both hosts. `shared` is None if that could not be determined: see `why`.
 
-    `device`: the disk is a device on one of the hosts, and not declared shared. `target_left`: the
+    `device`: the disk is a device on one of the hosts, and not declared shared. `destination_left`: the
     existing file is the VM's own, left by a replication.
     """
 
     number: int
     source: Path
-    target: Path
+    destination: Path
     shared: bool | None
     why: str = ""
-    target_taken: bool = False
-    target_left: bool = False
-    target_has_directory: bool = True
+    destination_taken: bool = False
+    destination_left: bool = False
+    destination_has_directory: bool = True
     keep: bool = False
     device: Path | None = None
 
@@ -94,17 +94,17 @@ class Owned(NamedTuple):
 
 
 async def plan_disks(
-    owned: Owned, target: Host, how: Disks, images: Mapping[str, DiskImage]
+    owned: Owned, destination: Host, how: Disks, images: Mapping[str, DiskImage]
 ) -> DiskPlan:
     """Check every disk on both hosts; a marker file, removed afterwards, shows what they share.
 
     `images` has the nodes of the running QEMU.
     """
     all_paths = await asyncio.gather(
-        *(_paths(owned, target, number, disk, how) for number, disk in enumerate(owned.disks))
+        *(_paths(owned, destination, number, disk, how) for number, disk in enumerate(owned.disks))
     )
     plan = decide_disks(owned.disks, owned.nodes, all_paths, images)
-    full = tuple(await _room(plan.copies, target))
+    full = tuple(await _room(plan.copies, destination))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
 
@@ -126,7 +126,7 @@ def decide_disks(
         if paths.shared:
             # QEMU names a backing file by its path, or by JSON if it is not a file.
             backing = image.backing if image else ()
-            shared += [paths.target, *(Path(name) for name in backing if name.startswith("/"))]
+            shared += [paths.destination, *(Path(name) for name in backing if name.startswith("/"))]
         elif obstacle := _obstacle(paths, image):
             obstacles.append(obstacle)
         elif image is None and images:
@@ -141,11 +141,11 @@ def decide_disks(
                     image.virtual_size_bytes,
                     image.allocated_bytes,
                     paths.source,
-                    paths.target,
+                    paths.destination,
                     node,
                     disk.node,
                     paths.keep,
-                    paths.target_left,
+                    paths.destination_left,
                 )
             )
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
@@ -158,15 +158,15 @@ def _obstacle(paths: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
     if paths.shared is None:
         reason = f"it is unknown whether {paths.source} is shared: {paths.why}"
         return DiskObstacle("disk-shared", reason, EXPLICIT)
-    if paths.target_taken and not paths.target_left:
+    if paths.destination_taken and not paths.destination_left:
         return DiskObstacle(
             "disk-target",
-            f"{paths.target} exists on the destination already, and is never written over",
+            f"{paths.destination} exists on the destination already, and is never written over",
             "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
             "--disks shared",
         )
-    if not paths.target_has_directory:
-        reason = f"the destination has no directory {paths.target.parent}"
+    if not paths.destination_has_directory:
+        reason = f"the destination has no directory {paths.destination.parent}"
         return DiskObstacle("disk-target", reason, "create it there")
     if image and image.snapshots:
         return DiskObstacle(
@@ -178,49 +178,49 @@ def _obstacle(paths: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
     return None
 
 
-async def _paths(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
+async def _paths(owned: Owned, destination: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
     source = owned.host
     here = disk.on(source.state_dir)
-    there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)
+    there = owned.elsewhere.get(disk.node) or disk.on(destination.state_dir)
     if how is Disks.SHARED:
         return DiskPaths(number, here, there, shared=True)
     devices, (taken, has_directory) = await both(
-        both(is_device(source, here), is_device(target, there)),
-        both(target.exists(there), target.exists(there.parent)),
+        both(is_device(source, here), is_device(destination, there)),
+        both(destination.exists(there), destination.exists(there.parent)),
     )
     if any(devices):
         return DiskPaths(number, here, there, None, device=here if devices[0] else there)
-    shared, why = await _find_shared(how, source, target, (here, there))
+    shared, why = await _find_shared(how, source, destination, (here, there))
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not be copied; but a running copy may still be undone.
-        names = await target.list_dir(there.parent)
+        names = await destination.list_dir(there.parent)
         being_copied = any(name.startswith(f"{there.name}{PROOF_SUFFIX}") for name in names)
         ours = await source.fingerprint(here)
-        shared = not being_copied and ours == await target.fingerprint(there)
-    left = shared is False and taken and await is_superseded(target, owned.vm_name, there)
+        shared = not being_copied and ours == await destination.fingerprint(there)
+    left = shared is False and taken and await is_superseded(destination, owned.vm_name, there)
     return DiskPaths(
         number,
         here,
         there,
         shared,
         why,
-        target_taken=taken,
-        target_left=left,
+        destination_taken=taken,
+        destination_left=left,
         # An images directory is created when needed.
-        target_has_directory=not disk.path.is_absolute() or has_directory,
+        destination_has_directory=not disk.path.is_absolute() or has_directory,
         keep=(disk.read_only and disk.path.is_absolute())
         or (shared is False and await _is_others(owned, here)),
     )
 
 
 async def _find_shared(
-    how: Disks, source: Host, target: Host, paths: tuple[Path, Path]
+    how: Disks, source: Host, destination: Host, paths: tuple[Path, Path]
 ) -> tuple[bool | None, str]:
     if how is not Disks.AUTO:
         return False, ""
-    shared, why = await is_shared(source, target, *paths)
+    shared, why = await is_shared(source, destination, *paths)
     if shared:
-        here, there = await both(source.resolve(paths[0]), target.resolve(paths[1]))
+        here, there = await both(source.resolve(paths[0]), destination.resolve(paths[1]))
         # In a shared directory, a different name is a different image.
         shared = here.name == there.name
     return shared, why
@@ -235,16 +235,16 @@ async def _is_others(owned: Owned, path: Path) -> bool:
         return True  # libvirtd does not answer, or a VM's files are damaged: unknown
 
 
-async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
+async def _room(copies: Iterable[DiskCopy], destination: Host) -> list[DiskObstacle]:
     needed: dict[Path, int] = {}
     for copy in copies:
         directory = copy.target.parent
-        while not await target.exists(directory):
+        while not await destination.exists(directory):
             directory = directory.parent
         needed[directory] = needed.get(directory, 0) + copy.allocated_bytes
     found = []
     for directory, need in needed.items():
-        free = await target.free_bytes(directory)
+        free = await destination.free_bytes(directory)
         if free < need:
             text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
             remedy = "free space on the destination, or choose another host"

@@ -325,8 +325,8 @@ def calibrate(
     done = run(work())
     directions = [(first, second, done.there), (second, first, done.back)]
     facts = [
-        {"source": source, "target": target, "sending": kind, **asdict(link)}
-        for source, target, links in directions
+        {"source": source, "target": destination, "sending": kind, **asdict(link)}
+        for source, destination, links in directions
         for kind, link in links.items()
     ]
     result = {"moves": done.moves, "skipped": list(done.skipped), "links": facts}
@@ -339,7 +339,7 @@ def _links(directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "
 
     rows = [
         (
-            f"{source} -> {target}",
+            f"{source} -> {destination}",
             kind,
             format_rate(link.bytes_per_s),
             format_duration(link.costs.zero_page_s),
@@ -348,7 +348,7 @@ def _links(directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "
             f"{link.spread:.0%}",
             str(link.moves),
         )
-        for source, target, links in directions
+        for source, destination, links in directions
         for kind, link in links.items()
     ]
     header = ("hosts", "sent", "pages", "a zero page", "fixed", "switch", "spread", "moves")

@@ -35,9 +35,9 @@ def list_(listing: ListOptions) -> None:
     rows = []
     for record in load_all(runs_dir()):
         result = record.result or {"outcome": _unfinished(record, busy)}
-        target = f"{record.request.get('source')} -> {record.request.get('target')}"
+        destination = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
-        what = (record.operation, str(record.request.get("vm")), target)
+        what = (record.operation, str(record.request.get("vm")), destination)
         how = (str(result.get("method", "-")), str(result["outcome"]), total)
         rows.append((record.run, format_time(record.began_unix_s), *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")

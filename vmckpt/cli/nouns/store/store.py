@@ -323,8 +323,8 @@ def export(
     """
     from vmckpt.store.open import new_archive
 
-    with opened(store, key.source()) as source, new_archive(file, source) as target:
-        _copy(source, target, checkpoints, str(file), json)
+    with opened(store, key.source()) as source, new_archive(file, source) as destination:
+        _copy(source, destination, checkpoints, str(file), json)
 
 
 @app.command("import")
@@ -344,15 +344,15 @@ def import_(
     """
     with (
         opened(str(file), key.source()) as source,
-        opened(store, target_key.source(), to_write=True) as target,
+        opened(store, target_key.source(), to_write=True) as destination,
     ):
-        _copy(source, target, checkpoints, target.location, json)
+        _copy(source, destination, checkpoints, destination.location, json)
 
 
 @app.command()
 @together
 def copy(
-    target: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
+    destination: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
     checkpoints: Points = None,
     store: OneStore = None,
     *,
@@ -366,13 +366,13 @@ def copy(
     """
     with (
         opened(store, key.source()) as source,
-        opened(target, target_key.source(), to_write=True) as other,
+        opened(destination, target_key.source(), to_write=True) as other,
     ):
         _copy(source, other, checkpoints, other.location, json)
 
 
 def _copy(
-    source: "Store", target: "Store", checkpoints: list[str] | None, location: str, json: bool
+    source: "Store", destination: "Store", checkpoints: list[str] | None, location: str, json: bool
 ) -> None:
     from vmckpt.cli.output import note
     from vmckpt.errors import NotFoundError
@@ -386,8 +386,8 @@ def _copy(
     def heard(manifest: "Manifest") -> None:
         note(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
 
-    copied = copy_checkpoints(source, target, wanted, heard)
-    ids, there = [manifest.id for manifest in copied], target.ids()
+    copied = copy_checkpoints(source, destination, wanted, heard)
+    ids, there = [manifest.id for manifest in copied], destination.ids()
     gone = [manifest.id for manifest in wanted if manifest.id not in there]
     if checkpoints and gone:
         raise NotFoundError(
