@@ -586,7 +586,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
     replica: Any = SimpleNamespace(complete=True, is_applying=False)
     gone: Any = SimpleNamespace(
         heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
-        second=SimpleNamespace(told=lambda _: "a is silent"),
+        second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
     )  # fmt: skip
 
     async def main() -> None:
