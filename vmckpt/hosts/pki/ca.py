@@ -124,7 +124,7 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
         ("server", ExtendedKeyUsageOID.SERVER_AUTH),
         ("client", ExtendedKeyUsageOID.CLIENT_AUTH),
     ):
-        key, pem = _host_certificate(host, ca, ca_key, usage, days)
+        key, pem = _host_certificate(host, issuer, ca_key, usage, days)
         parts |= {f"{role}-key.pem": _key_pem(key), f"{role}-cert.pem": pem}
     directory = pki_dir(host)
     await host.make_dir(directory)
