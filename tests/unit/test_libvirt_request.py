@@ -9,7 +9,8 @@ from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import build
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
 from vmckpt.options.policy import Act, Policy, PolicyRule
-from vmckpt.preflight.domains.checks import Contents, Route, certificate_dir, qemu_users
+from vmckpt.preflight.domains.certificates import certificate_dir, qemu_users
+from vmckpt.preflight.domains.checks import Contents, Route
 from vmckpt.preflight.domains.options import off_checks, option_checks
 from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.units import MIB

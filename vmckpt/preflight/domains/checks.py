@@ -1,19 +1,26 @@
 """Every reason why a domain cannot be migrated, found before anything is changed."""
 
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, RefusedError
+from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Method, MigrationOptions, Tls
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
 from vmckpt.preflight import destination_host
 from vmckpt.preflight.domains import destination_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.preflight.domains.certificates import (
+    CLIENT_FILES,
+    SERVER_FILES,
+    certificate_dir_of,
+    qemu_user,
+    qemu_users,
+    unreadable,
+)
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import client_checks, option_checks
@@ -30,18 +37,14 @@ from vmckpt.preflight.migration.method import (
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import MIB
-from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
 
 # Zeroes written to a copied disk become holes.
 DETECTS_ZEROES = (10, 9, 0)
-QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 # The versions of both libvirts, and of the source's QEMU, needed to hold QEMU back.
 HOLD_SINCE_LIBVIRT, HOLD_SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
-# Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
-QEMU_CERTIFICATES = Path("/etc/pki/qemu")
 
 DETACH = (
     "detach it (virsh detach-device); only a VM from a spec of vmckpt's has [[passthrough]] devices"
@@ -116,7 +119,7 @@ async def preflight(
             both(
                 _inspect_disks(domain, arrives, source, there, options),
                 both(
-                    _encryption(domain.host, there, options),
+                    _encryption(source, destination, options),
                     find_link(options.tls, domain.host, there),
                 ),
             ),
@@ -279,55 +282,49 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
 
 
 async def _encryption(
-    source: Host, destination: Host, options: MigrationOptions
+    source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
         return UNENCRYPTED, Finding("tls", REFUSE, reason, "use --tls auto or require")
-    directories = await both(certificate_dir_of(source), certificate_dir_of(destination))
+    here, there = source.host, destination.host
+    directories = await both(certificate_dir_of(here), certificate_dir_of(there))
+    remedy = (
+        f"vmckpt host check --fixes {here.name} {there.name}  # prints the commands; or, in a "
+        "network that you trust, --tls off"
+    )
     try:
         name = options.tls_name
-        found = await choose(options.tls, source, destination, directories=directories, name=name)
+        found = await choose(options.tls, here, there, directories=directories, name=name)
     except RefusedError as exc:
-        here, there = directories
-        reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {destination.name})"
-        remedy = (
-            f"vmckpt host check --fixes {source.name} {destination.name}  # prints the commands; or, in "
-            "a network that you trust, --tls off"
-        )
+        ours, theirs = directories
+        reason = f"{exc.why} (qemu.conf names {ours} on {here.name}, {theirs} on {there.name})"
         return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
-    one_machine = source.is_this_machine and destination.is_this_machine
+    if found.scheme is Scheme.CERTIFICATES:
+        reasons = await both(
+            _unreadable(source, directories[0], CLIENT_FILES),
+            _unreadable(destination, directories[1], SERVER_FILES),
+        )
+        if any(reasons):
+            reason = "; ".join(filter(None, reasons))
+            return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
+    one_machine = here.is_this_machine and there.is_this_machine
     if found.scheme is Scheme.UNENCRYPTED and not one_machine:
-        remedy = "leave out --tls off: everyone with access to the network can read the guest's "
-        "memory"
+        remedy = (
+            "leave out --tls off: everyone with access to the network can read the guest's memory"
+        )
         return found, Finding("tls", WARN, found.reason, remedy)
     return found, Finding("tls", OK, found.reason)
 
 
-async def certificate_dir_of(host: Host) -> Path:
-    """The host's directory with QEMU's certificates for migrations, as its libvirt has it."""
-    return certificate_dir(await host.read_text(QEMU_CONF) or "")
-
-
-async def can_read(host: Host, user: int, path: Path) -> bool:
-    """Whether a user of the host can read a file; True if this user cannot find out."""
-    if await host.user_id() != 0:
-        return True
-    as_user = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
-    try:
-        return (await host.run([*as_user, "test", "-r", str(path)])).returncode != 1
-    except HostDownError:  # it has no setpriv
-        return True
-
-
-def certificate_dir(qemu_conf: str) -> Path:
-    """The directory that qemu.conf sets. Pure."""
-    pairs = re.findall(r'^[ \t]*(\w+)[ \t]*=[ \t]*"([^"\n]*)"', qemu_conf, re.MULTILINE)
-    found = dict(reversed(pairs))  # libvirt uses the first of two lines
-    for name in ("migrate_tls_x509_cert_dir", "default_tls_x509_cert_dir"):
-        if directory := found.get(name):
-            return Path(directory)
-    return QEMU_CERTIFICATES
+async def _unreadable(session: Libvirtd, directory: Path, names: Sequence[str]) -> str:
+    user = qemu_user(await session.capabilities())
+    if not (missing := await unreadable(session.host, user, directory, names)):
+        return ""
+    return (
+        f"QEMU on {session.host.name} cannot encrypt: its user (uid {user}) cannot read "
+        f"{', '.join(missing)} in {directory}"
+    )
 
 
 async def _ports(destination: Host, *, needed: int) -> list[int | None]:
@@ -352,14 +349,3 @@ async def _userfaults(destination: Libvirtd, options: MigrationOptions) -> list[
     return [
         Finding("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
     ]
-
-
-def qemu_users(capabilities: str) -> set[int]:
-    """The user ids that libvirt runs QEMU as, by its capabilities. Pure."""
-    labels: Iterable[str] = (
-        label.text or ""
-        for model in parse_xml(capabilities, "a libvirtd's capabilities").iterfind("host/secmodel")
-        if model.findtext("model") == "dac"
-        for label in model.iterfind("baselabel")
-    )
-    return {int(found[1]) for label in labels if (found := re.match(r"\+(\d+):", label))}

@@ -58,8 +58,10 @@ def decide_link(tls: Tls, transports: Transports, source: str, destination: Host
         found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {destination.name} by TLS")
         return LibvirtLink(f"qemu+tls://{host}/system{path}", found)
     if TCP_PORT in transports.ports and (tls is Tls.OFF or (tls is Tls.AUTO and transports.one_machine)):
-        reason = f"libvirtd on {destination.name} accepts unencrypted connections from anyone (port "
-        f"{TCP_PORT})"
+        reason = (
+            f"libvirtd on {destination.name} accepts unencrypted connections from anyone (port "
+            f"{TCP_PORT})"
+        )
         found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
         return LibvirtLink(f"qemu+tcp://{host}/system", found)
     return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(transports, source, destination)))

@@ -23,7 +23,7 @@ from vmckpt.installing import (
     settings,
 )
 from vmckpt.preflight import destination_host
-from vmckpt.preflight.domains.checks import QEMU_CERTIFICATES
+from vmckpt.preflight.domains.certificates import QEMU_CERTIFICATES
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities

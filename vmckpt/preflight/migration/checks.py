@@ -207,8 +207,9 @@ async def _encryption(
         return UNENCRYPTED, Finding("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and destination.is_this_machine
     if found.scheme is Scheme.UNENCRYPTED and not one_machine:
-        remedy = "leave out --tls off: everyone with access to the network can read the guest's "
-        "memory"
+        remedy = (
+            "leave out --tls off: everyone with access to the network can read the guest's memory"
+        )
         return found, Finding("tls", WARN, found.reason, remedy)
     return found, Finding("tls", OK, found.reason)
 
