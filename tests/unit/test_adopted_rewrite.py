@@ -296,12 +296,12 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-drive file=json:{},if=virtio", "'json:' images"),
         ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
         ("-drive file=fat:rw:/dir", "'fat:' images"),
-        ("-hda /x.qcow2", "does not use it any more"),
+        ("-hda /x.qcow2", "no longer uses it"),
         ("-object sev-guest,id=s", "this type of object"),
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
         ('-machine {"type":"q35"}', "in JSON"),
-        ("-device scsi-hd,drive=base", "does not use 'base' any more"),
+        ("-device scsi-hd,drive=base", "no longer uses 'base'"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(line: str, words: str) -> None:

@@ -105,7 +105,7 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
                 f"'{name}' is on none of the hosts that answer, and would run twice if another "
                 "runs it",
                 why="; ".join(f"{error.what}: {error.why}" for error in vms.silent),
-                remedy="if it does not run there any more, name the host to restore it on: --host",
+                remedy="if it no longer runs there, name the host to restore it on: --host",
             )
     return find_host(entry.facts.host if entry.facts else "local")
 

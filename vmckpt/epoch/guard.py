@@ -13,7 +13,7 @@ own monitor, which it keeps open:
 - The time of `free` is past: the same, the sender is stuck.
 - The time is past, the sender dead or stuck: the guest is stopped. A sender that continues resumes
   it when it may run. A QEMU that neither answers nor has reported that its guest is paused is
-  itself held (SIGSTOP) until the guest may run, and killed when there is no sender any more.
+  itself held (SIGSTOP) until the guest may run, and killed when the sender is gone.
 """
 
 import json

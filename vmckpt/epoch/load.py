@@ -22,7 +22,7 @@ SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 async def load_devices(monitor: Monitor, device_state: bytes) -> None:
     """Load the guest, paused and ready to run. `SETTINGS` have been set.
 
-    Raises OperationFailedError; then this QEMU cannot be used any more.
+    Raises OperationFailedError; then this QEMU is no longer usable.
     """
     reader, writer = os.pipe()
     feeding = asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))

@@ -115,7 +115,7 @@ class Lease:
             return self._seen
 
     async def take(self, dead: Holding | None = None) -> HeldTerm:
-        """Take the next term, as an entitled claimant, from a holder that cannot act any more.
+        """Take the next term, as an entitled claimant, from a holder that can no longer act.
 
         `dead`: a holder that was proved dead. Renews a term that is already ours. Raises
         RefusedError (we are not entitled, the holder's lease may still run, another was faster).
@@ -125,7 +125,7 @@ class Lease:
     async def claim(self) -> HeldTerm:
         """Claim the next term from a holder that may still act; raises as `take` does.
 
-        From here on that holder can record nothing any more, least of all that it continues alone:
+        From here on that holder can no longer record anything, least of all that it continues alone:
         so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
         """
         return await self._take(self._require_entitled)
@@ -141,7 +141,7 @@ class Lease:
                     return held
 
     async def renew(self) -> HeldTerm:
-        """Hold the term for another span. Raises RefusedError when it is not ours any more."""
+        """Hold the term for another span. Raises RefusedError when it is no longer ours."""
         return await self._rewrite(rule.renewed)
 
     async def record_in_sync(self, replica: str) -> HeldTerm:
@@ -155,7 +155,7 @@ class Lease:
         )
 
     async def record_solo(self) -> HeldTerm:
-        """No replica may take over any more. Also renews; raises as `renew` does.
+        """From now on no replica may take over. Also renews; raises as `renew` does.
 
         Output may leave unacknowledged once this has returned, not before.
         """

@@ -129,7 +129,7 @@ class SecondPath(asyncio.DatagramProtocol):
             return f"{alive}: only the connection is lost"
         if self.heard_s is not None and boottime_s() - self.heard_s <= 2 * HEARTBEAT_S:
             return f"{self._other} was heard at {self.here} until a moment ago"
-        return f"no heartbeats of {self._other} arrive at {self.here} any more either"
+        return f"no heartbeats of {self._other} arrive at {self.here} either"
 
     def added_to(
         self,

@@ -66,7 +66,7 @@ async def recover(
     """Settle where the guest continues, after the death of the primary's service.
 
     A guest that is dead here belongs to the standby, however long its takeover takes: nothing is
-    done about it unless `at_any_rate` (the operator says that there is no standby any more), which
+    done about it unless `at_any_rate` (the operator says that there is no standby), which
     has precedence over a recovery without it that waits for the arbiter. A term that the standby
     took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM. Raises
     whatever prevents it.

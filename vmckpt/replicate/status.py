@@ -117,7 +117,7 @@ class ReplicaStatus:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a primary's last word is that no standby may have the guest any more."""
+        """Whether a primary's last word is that no standby may have the guest."""
         return self.ending in ("stopped", "alone", "guest_off", "lost", "off")
 
 

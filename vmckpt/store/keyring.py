@@ -120,7 +120,7 @@ def remove_key(
             raise RefusedError(
                 f"key {key_id} is not removed",
                 why="it is the key that was given: without another that works the store could "
-                "not be opened any more",
+                "no longer be opened",
                 remedy="give another of its keys, or replace this one: vmckpt store key rotate",
             )
         left = [one for one in keys if one != gone[0]]

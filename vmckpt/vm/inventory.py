@@ -108,7 +108,7 @@ async def require_at_home(host: Host, name: str) -> Vm:
     vm = await read_vm(host, name)
     if vm is None:
         raise NotFoundError(
-            f"'{name}' is not on {host.name} any more",
+            f"'{name}' is no longer on {host.name}",
             why="it was moved or removed meanwhile",
             remedy="see `vmckpt vm list`",
         )

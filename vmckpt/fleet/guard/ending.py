@@ -101,7 +101,7 @@ def _certain(directory: Path, workers: Workers, over: tuple[int, ...] | None) ->
 
 
 def _wait_for_workers(directory: Path, workers: Workers) -> None:
-    """Tell the workers to end, and wait until they have, or cannot any more."""
+    """Tell the workers to end, and wait until they have ended or no longer can."""
     given_up_s = time.monotonic() + END_S
     is_signalled = False
     while (alive := [one for one in workers.processes if is_alive(one)]) and _over(

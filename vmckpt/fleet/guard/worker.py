@@ -92,7 +92,7 @@ class _Given(NamedTuple):
 def work(result: Path, command: Sequence[str]) -> None:
     """Run the command; the outcome is in files beside `result`.
 
-    Returns when no process of the command runs any more, or once it is released (SIGUSR1).
+    Returns when no process of the command is left, or once it is released (SIGUSR1).
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ignored = {

@@ -73,7 +73,7 @@ def _inheritable() -> list[int]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None if there is none, or none of its threads runs any more.
+    """The process that has `pid` now; None if there is none, or none of its threads still runs.
 
     Only ENOENT and ESRCH from the kernel mean "none". Raises OutcomeUnknownError if /proc cannot be
     read (no free descriptor, no memory): the process may well run.
@@ -131,7 +131,7 @@ def interrupt(process: ProcessId) -> bool:
 
 
 def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool:
-    """SIGKILL exactly this process and wait until none of its threads runs any more.
+    """SIGKILL exactly this process and wait until none of its threads runs.
 
     Unlike after `kill`, the kernel may still be closing its files and freeing its memory, which
     takes 0.3 s per GiB. False if a thread still runs after `wait_s`.
@@ -163,7 +163,7 @@ def wait_for_end(pid: int, wait_s: float) -> bool:
 
 @contextmanager
 def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
-    """The pidfd of a process that was sent a signal; None if there is no such process any more.
+    """The pidfd of a process that was sent a signal; None if the process is gone.
 
     Safe against pid reuse: the signal goes through a pidfd opened before the identity is checked.
     Raises OutcomeUnknownError if there is no pidfd to be had: nothing was sent.

@@ -50,7 +50,7 @@ def _pieces(pid: int, span: Span) -> Iterator[_Piece]:
 
 
 def _opened(pid: int, piece: _Piece) -> int:
-    """A descriptor for its file, which may have no name any more."""
+    """A descriptor for its file, which may no longer have a name."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
         with suppress(FileNotFoundError):  # it was closed meanwhile
@@ -58,5 +58,5 @@ def _opened(pid: int, piece: _Piece) -> int:
             if (known.st_dev, known.st_ino) == piece.file:
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     raise FileNotFoundError(
-        errno.ENOENT, f"the file at {piece.start:#x} is not open in process {pid} any more"
+        errno.ENOENT, f"the file at {piece.start:#x} is no longer open in process {pid}"
     )

@@ -109,7 +109,7 @@ async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
     try:
         await disarm(end)
     except (CommandRefusedError, HostDownError, OutcomeUnknownError, OperationFailedError) as exc:
-        note(f"{end.label} keeps credentials that nothing uses any more: {exc}")
+        note(f"{end.label} keeps credentials that are no longer used: {exc}")
 
 
 async def _load_certificates(

@@ -135,7 +135,7 @@ class Transfer:
                     remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:
-                # The guest is stopped, and nothing of it writes any more. QEMU may report that
+                # The guest is stopped, and no longer writes. QEMU may report that
                 # again for a moment after `migrate-continue`.
                 self._handed_over = True
                 await self._disks.hand_over()

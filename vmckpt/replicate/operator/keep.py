@@ -58,7 +58,7 @@ async def keep(
                 tell("protected", f"{name} on {vm.host.name} is protected by {said}")
             elif move is KeepingMove.STOP:
                 await stop(name, hosts)
-                tell("stopped", f"{name} is not protected any more: its window is over")
+                tell("stopped", f"{name} is no longer protected: its window is over")
             again_s = AGAIN_S
             stands, word = (said, "waiting") if move is KeepingMove.WAIT else ("", "")
         except VmckptError as exc:

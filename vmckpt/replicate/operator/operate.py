@@ -279,7 +279,7 @@ async def _await_decision(standby: Host, name: str) -> None:
     """Wait until the standby's service has ended. Raises TimedOutError: it continues."""
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
-        why="it must wait until the primary certainly cannot act any more",
+        why="it must wait until the primary can certainly no longer act",
         remedy="it keeps trying: restore access to the arbiter, and `vmckpt replicate status`. "
         f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
         f"is off for certain: vmckpt replicate failover {name} --primary-is-dead",

@@ -432,7 +432,7 @@ async def _abandoned(host: Host, name: str) -> str:
     """Have the host of a killed standby give up a term that it took in vain; returns why it did
     not: the arbiter does not answer.
 
-    Nothing can use that term any more then, and a guest that is at home there stays paused.
+    Then nothing can use that term, and a guest that is at home there stays paused.
     """
     directory = ServiceFiles.of(host, name).path
     command = [*await host.own_command(), "replica", "abandon", str(directory)]

@@ -162,7 +162,7 @@ class TermKeeper:
         return await self._recorded(lambda: self._lease.record_in_sync(replica))
 
     async def solo(self) -> bool:
-        """No replica may take over any more; like `in_sync`."""
+        """From now on no replica may take over; like `in_sync`."""
         return await self._recorded(self._lease.record_solo)
 
     async def _recorded(self, record: Callable[[], Awaitable[HeldTerm]]) -> bool:
@@ -188,7 +188,7 @@ class TermKeeper:
 
         `is_certain`: all hosts say so. If not, the operator says so, which does not count once
         another took the term (`is_refuted`): what is here is older then, and does not run again. If
-        it counts, no term is needed any more, and the guard lets go of a QEMU that it has held
+        it counts, no term is needed, and the guard lets go of a QEMU that it has held
         since the lease ended.
         """
         self._is_said_alone, self._is_certain = True, is_certain or self._is_certain
@@ -271,7 +271,7 @@ class TermKeeper:
         return may_release(self.view(), epoch, now_s=self._clock(), margin_s=0.0)
 
     def free(self) -> None:
-        """The guest may run without limit: no replica may take over any more."""
+        """The guest may run without limit: no replica may take over."""
         self._is_free = True
         self._tell()
 

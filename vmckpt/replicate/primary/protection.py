@@ -108,7 +108,7 @@ class Protection:
         return f"{exc}; {self._second.diagnosis(self._stream.heard_s)}"
 
     async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
-        """After a replacement: it continues here after all, or nothing of it runs any more."""
+        """After a replacement: it continues here after all, or nothing of it still runs."""
         if ending is not ProtectionEnding.REPLACED:
             return ending
         if await self._has_term_back():
@@ -377,7 +377,7 @@ class Protection:
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
-        """None once no replica may take over any more, which the arbiter may take long to record;
+        """None once no replica may take over, which the arbiter may take long to record;
         else how the protection ends: the guest is dead here, or another has its term.
         """
         solo = asyncio.ensure_future(self._keeper.solo())

@@ -105,7 +105,7 @@ class Following:
             return LOST
         except VmckptError as exc:
             # What arrived, or the replica, cannot be trusted: tell the primary, which continues
-            # alone. This standby does not take over any more.
+            # alone. This standby no longer takes over.
             self.why = f"{exc.what}: {exc.why}"
             with suppress(HostDownError):
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))

@@ -69,7 +69,7 @@ class Warm:
     async def load(self, device_state: bytes) -> None:
         """Load the guest, whose memory it has; it stays paused, ready to run.
 
-        Raises OperationFailedError; then this QEMU cannot be used any more.
+        Raises OperationFailedError; then this QEMU is no longer usable.
         """
         with self._monitor.events("MIGRATION") as events:
             feeding = self._feed(device_state)
@@ -137,7 +137,7 @@ class Warm:
         await self._host.remove(self.directory.path)
 
     async def ended(self) -> str:
-        """Return when it cannot be used any more, and why: its process has ended, or hangs."""
+        """Return when it is no longer usable, and why: its process has ended, or hangs."""
         return await poll(self.lack, every_s=CHECK_S)
 
     async def lack(self) -> str:

@@ -222,7 +222,7 @@ def _noting(unread: Unread) -> Iterator[None]:
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:
-    """The error for chunks that exist nowhere any more."""
+    """The error for chunks that no longer exist anywhere."""
     return damaged(
         f"{pack.name} is damaged", f"{lost} chunks are lost: their content is nowhere else either"
     )

@@ -142,7 +142,7 @@ async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
     seen = await session.find(domain.uuid)
     if seen is None:
         raise BusyError(
-            f"'{domain.name}' is not on {domain.host.name} any more",
+            f"'{domain.name}' is no longer on {domain.host.name}",
             why="it was migrated or removed in the meantime",
             remedy="try again: vmckpt vm list",
         )

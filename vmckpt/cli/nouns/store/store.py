@@ -257,7 +257,7 @@ def gc(
     key: StoreKey,
     json: Json = False,
 ) -> None:
-    """Free the space that no checkpoint needs any more."""
+    """Free the space that no checkpoint needs."""
     from vmckpt.store.collect import Collected, collect, plan_gc
     from vmckpt.store.files.config import read_config
     from vmckpt.units import format_size

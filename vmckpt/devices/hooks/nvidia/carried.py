@@ -30,7 +30,7 @@ def write_state(state: dict[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Delete the state: nothing is carried any more."""
+    """Delete the state: nothing is carried."""
     (system.STATE / "state.json").unlink()
 
 
