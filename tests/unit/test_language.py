@@ -15,7 +15,8 @@ from vmckpt.cli.main import SECTIONS, command_line
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 DIALECT = re.compile(
-    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was) told|(?:go|goes|gone|going) on with"
+    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was|were|be|been) told|(?<!m)any more|anew"
+    r"|(?:go|goes|gone|going) on with"
     r"|st(?:ands?|ood|anding) still|for ever|mend(?:s|ed|ing)?|wish(?:es|ed)?|in (?:the )?clear"
     r"|fold(?:s|ed|ing)?|aside)\b",
     re.IGNORECASE,
@@ -29,7 +30,7 @@ PAGES = [
     *sorted((ROOT / "tests").rglob("README.md")),
 ]
 # Output of commands, as it is.
-_LITERAL = re.compile(r"^(?: {4}.*|```.*?^```)$|`[^`]*`", re.MULTILINE | re.DOTALL)
+_LITERAL = re.compile(r"^(?: {4}[^\n]*|```.*?^```)$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

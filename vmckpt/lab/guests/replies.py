@@ -61,7 +61,7 @@ class DiskCheck:
     """A check of every record of the ring's last lap, up to the last acknowledged, `seq`.
 
     `wrong` are those missing or damaged, the first being `first_wrong` (0: none); `errors` counts
-    all faults since boot, and counts a record anew with every check that finds it wrong.
+    all faults since boot, and counts a record again with every check that finds it wrong.
     """
 
     records: int
