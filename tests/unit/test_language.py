@@ -15,7 +15,7 @@ from vmckpt.cli.main import SECTIONS, command_line
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 DIALECT = re.compile(
-    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was|were|be|been) told|(?<!m)any more|anew"
+    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was|were|be|been) told|any more|anew"
     r"|(?:go|goes|gone|going) on with"
     r"|st(?:ands?|ood|anding) still|for ever|mend(?:s|ed|ing)?|wish(?:es|ed)?|in (?:the )?clear"
     r"|fold(?:s|ed|ing)?|aside)\b",
