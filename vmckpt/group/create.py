@@ -68,8 +68,8 @@ def require_group(names: Sequence[str]) -> None:
     if twice or len(names) < 2:
         raise UsageError(
             f"{', '.join(names) or 'nothing'} is not a group",
-            why=f"'{twice[0]}' is in it twice" if twice else "it takes two VMs at least",
-            remedy="write --group WEB,DB,...; one VM alone needs none",
+            why=f"'{twice[0]}' is in it twice" if twice else "a group has at least two VMs",
+            remedy="write --group WEB,DB,...; a single VM needs no group",
         )
 
 

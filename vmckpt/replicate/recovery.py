@@ -313,7 +313,7 @@ async def _takes_term(
 
 
 async def _note_replica(request: ReplicationRequest) -> None:
-    """Record that the operator's word alone frees this home: the arbiter may still list the
+    """Record that only the operator's declaration freed this home: the arbiter may still list the
     replica, or the standby's term.
     """
     here = vm_dir(request.primary.state_dir, request.vm)

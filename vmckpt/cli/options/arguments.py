@@ -120,8 +120,8 @@ def intent(
         within_s = seconds_until(finish_by, datetime.now())  # noqa: DTZ005
     if within_s is not None and within_s <= 0:
         raise UsageError(
-            "--finish-within is no time at all",
-            why="a migration takes longer",
+            "--finish-within is too short",
+            why="it must be more than 0",
             remedy="write e.g. --finish-within 10m",
         )
     downtime_s = None if max_downtime_ms is None else max_downtime_ms / 1e3

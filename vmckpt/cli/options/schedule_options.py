@@ -194,7 +194,7 @@ def every_s(text: str | None) -> float | None:
 
 
 def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | None:
-    """A duration that an option gives. Raises UsageError: it is none, or belongs to auto alone."""
+    """A duration that an option gives. Raises UsageError: it is invalid, or applies to auto only."""
     from vmckpt.errors import UsageError
     from vmckpt.units import parse_duration_s
 
@@ -209,7 +209,7 @@ def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | Non
     found = parse_duration_s(text)
     if found <= 0:
         raise UsageError(
-            f"{option} {text} is no time at all", why="it is more than 0", remedy="write e.g. 1h"
+            f"{option} {text} is too short", why="it must be more than 0", remedy="write e.g. 1h"
         )
     return found
 

@@ -153,7 +153,7 @@ class Checkpoints:
             found, clocks = await prune(mine, rule, tags, key, apply=True, just_taken=[taken])
             gone = [one.entry for one in found if not one.keep]
         else:
-            silent.append(f"checkpoint {taken}, just taken, is in no store that answers")
+            silent.append(f"no store that answers has checkpoint {taken}, which was just taken")
         for label in {location.label for one in gone for location in one.locations}:
             async with opened(locations[label], key) as store:
                 await in_thread(partial(_collect, store))

@@ -51,7 +51,7 @@ class DiskCopy(NamedTuple):
 
 
 class DiskPlan(NamedTuple):
-    """What happens to every disk. With an obstacle nothing may be started.
+    """What happens to every disk. Nothing may be started while there is an obstacle.
 
     `shared` includes the backing files of shared disks.
     """

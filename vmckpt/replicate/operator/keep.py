@@ -43,7 +43,7 @@ async def keep(
         raise UsageError(
             "a host cannot protect a VM that runs on it",
             why=f"only {hosts[0].name} is named" if hosts else "no host is named",
-            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
+            remedy="name at least two hosts: vmckpt replicate keep VM HOST HOST...",
         )
     again_s, last = AGAIN_S, ""
     while True:

@@ -346,7 +346,7 @@ class Protection:
         return self._monitor.is_open and not self._epochs.has_standby()
 
     async def _dead_here(self, why: str, ending: ProtectionEnding) -> ProtectionEnding:
-        """End QEMU for certain, and let the standby have the term at once."""
+        """Make sure that QEMU has ended, and release the term to the standby at once."""
         await self._end_qemu()
         with suppress(VmckptError):  # then the standby waits for the lease to expire
             await self._keeper.give_up()

@@ -65,7 +65,7 @@ def decode_beat(data: bytes, key: bytes) -> Beat:
         raise protocol_violation("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
     magic, sender, number, heard = _BEAT.unpack(said)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
-        raise protocol_violation("a heartbeat is none of ours", f"{magic!r} of sender {sender}")
+        raise protocol_violation("a heartbeat is not of this protocol", f"{magic!r} of sender {sender}")
     return Beat(Sender(sender), number, heard)
 
 

@@ -113,7 +113,7 @@ class Inbound:
         length_bytes, kind, upper, term, epoch, low, payload_crc = _HEAD.unpack_from(data)
         if length_bytes > MOST_BYTES or kind not in _KINDS:
             raise protocol_violation(
-                f"frame {self.sequence} is none", f"kind {kind} with {length_bytes} bytes"
+                f"frame {self.sequence} is invalid", f"kind {kind} with {length_bytes} bytes"
             )
         sequence = int.from_bytes(upper) << _LOW_BITS | low
         head = FrameHead(length_bytes, FrameKind(kind), term, epoch, sequence, payload_crc, crc)

@@ -139,7 +139,7 @@ def score(json: Json = False) -> None:
     if not lines:
         raise NotFoundError(
             "no forecast has been tested yet",
-            why="no recorded migration was planned, had the link to itself and completed",
+            why="no completed migration on record had a plan and an exclusive link",
             remedy="migrate with a plan: vmckpt migrate VM HOST --plan",
         )
     rows = [
