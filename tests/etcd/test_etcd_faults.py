@@ -200,8 +200,8 @@ def test_a_write_that_etcd_has_no_space_for_may_be_done_all_the_same(tmp_path: P
         (b"220 mail.example ESMTP\r\n", "is malformed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "is malformed"),
         (b"HTTP/1.1 200 OK\r\n\r\n[]", "not an object"),
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", "none of etcd's"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "none of etcd's"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", "not etcd's"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "not etcd's"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "too long"),
     ],
 )
