@@ -98,10 +98,10 @@ class Guard:
         """Read what the sender has sent; False once it has died."""
         while select.select([0], [], [], 0)[0]:
             try:
-                said = os.read(0, 4096)
+                output = os.read(0, 4096)
             except ConnectionResetError:  # it died, with answers unread
-                said = b""
-            self._heard += said
+                output = b""
+            self._heard += output
             *whole, self._heard = self._heard.split(b"\n")
             with suppress(OSError):  # a sender that reads no answers may have closed that direction
                 os.write(0, b"." * len(whole))
@@ -111,7 +111,7 @@ class Guard:
                     self._free_by_s = float(time_s)
                 else:
                     self._until_s = float(word)
-            if not said:
+            if not output:
                 self._teller_lives = False
                 break
         return self._teller_lives
@@ -184,10 +184,10 @@ class Guard:
 
     def _status(self, by_s: float) -> dict[str, Any]:
         """The guest's state. Raises OSError, also for an invalid answer: its guest may run then."""
-        said: dict[str, Any] = self._ask("query-status", by_s)
-        match said.get("return"):
+        output: dict[str, Any] = self._ask("query-status", by_s)
+        match output.get("return"):
             case {"running": bool(), "status": str()}:
-                found: dict[str, Any] = said["return"]
+                found: dict[str, Any] = output["return"]
                 return found
         raise ConnectionError("its report of the guest is malformed")
 
@@ -206,9 +206,9 @@ class Guard:
             if time.monotonic() > by_s:
                 late_bytes += len(line) + 1
             try:
-                said: dict[str, Any] = json.loads(line)
-                if said.get("id") == self._asked:
-                    return said
+                output: dict[str, Any] = json.loads(line)
+                if output.get("id") == self._asked:
+                    return output
             except (ValueError, RecursionError, AttributeError) as exc:
                 raise ConnectionError(f"what it says is malformed: {exc}") from exc
         raise TimeoutError("it reports events without end")

@@ -107,7 +107,7 @@ async def _taken(
 async def _committed(
     head: GroupHead, journal: GroupJournal, stored: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    members = {vm: said["id"] for vm, said in stored.items()}
+    members = {vm: message["id"] for vm, message in stored.items()}
     head.tell_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
     return await head.all_say("committed", ANSWER_S + TOGETHER_S)
 
@@ -136,8 +136,8 @@ def _result(
     done: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The result for the caller. Skew is by the hosts' clocks, as far as they agree."""
-    stops = [said["held"]["stopped_unix_s"] for said in stored.values()]
-    held_s = [said["held"]["held_s"] for said in stored.values()]
+    stops = [message["held"]["stopped_unix_s"] for message in stored.values()]
+    held_s = [message["held"]["held_s"] for message in stored.values()]
     return {
         "group": group_id,
         "name": name,
@@ -145,13 +145,13 @@ def _result(
         "held_ms": round(max(held_s) * 1e3, 3),
         "members": {
             vm: {
-                "id": said["id"],
-                "held_ms": round(said["held"]["held_s"] * 1e3, 3),
-                "stopping_unix_s": said["held"]["stopping_unix_s"],
-                "stopped_unix_s": said["held"]["stopped_unix_s"],
-                "runs_unix_s": said["held"]["runs_unix_s"],
+                "id": message["id"],
+                "held_ms": round(message["held"]["held_s"] * 1e3, 3),
+                "stopping_unix_s": message["held"]["stopping_unix_s"],
+                "stopped_unix_s": message["held"]["stopped_unix_s"],
+                "runs_unix_s": message["held"]["runs_unix_s"],
                 **done.get(vm, {}).get("result", {}),
             }
-            for vm, said in stored.items()
+            for vm, message in stored.items()
         },
     }

@@ -129,19 +129,19 @@ class GroupHead:
     ) -> Mapping[str, Any]:
         """`within_s` is what others have left of `of_s`."""
         try:
-            said = await self._lines[vm].hear(within_s)
+            message = await self._lines[vm].hear(within_s)
         except TimeoutError as exc:
             limit_s = of_s or within_s or 0
             raise given_up(f"'{vm}' was not '{word}' within {limit_s:.3g} s") from exc
         try:
-            convert(_MORE.get(said.word, object), said.more)
+            convert(_MORE.get(message.word, object), message.more)
         except MalformedError as exc:
-            raise given_up(f"'{vm}' said '{said.word}', and {exc}") from exc
-        if said.word == FAILED:
-            raise unpack_error(said.more["error"])
-        if said.word != word:
-            raise given_up(f"'{vm}' said '{said.word}' and not '{word}'")
-        return said.more
+            raise given_up(f"'{vm}' said '{message.word}', and {exc}") from exc
+        if message.word == FAILED:
+            raise unpack_error(message.more["error"])
+        if message.word != word:
+            raise given_up(f"'{vm}' said '{message.word}' and not '{word}'")
+        return message.more
 
 
 async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -156,8 +156,8 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     tell("all are ready")
     answers_s = await head.all_answer("set", TOGETHER_S)
     sites = {
-        vm: MemberSite(said["machine"], said["processors"], answers_s[vm])
-        for vm, said in prepared.items()
+        vm: MemberSite(message["machine"], message["processors"], answers_s[vm])
+        for vm, message in prepared.items()
     }
     with in_real_time():
         await head.by_turns(turns(sites, most_held_s), "cut", "stopped", most_held_s)
@@ -181,4 +181,4 @@ async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any
     head.tell_all("run")
     await head.all_say("running", TOGETHER_S)
     head.tell_all("done")
-    return {vm: said["result"] for vm, said in (await head.all_say("settled")).items()}
+    return {vm: message["result"] for vm, message in (await head.all_say("settled")).items()}

@@ -117,7 +117,7 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
 
 async def settle_left(key: Key = None) -> list[str]:
     """Settle what dead heads have left; returns the messages about it."""
-    said = []
+    message = []
     for name in _journals().names():
         try:
             async with led(name):
@@ -125,12 +125,12 @@ async def settle_left(key: Key = None) -> list[str]:
                 if journal is None:
                     continue
                 outcome = "is whole" if await settle(journal, key) else "was removed"
-                said.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
+                message.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
         except BusyError:
             continue
         except VmckptError as exc:
-            said.append(f"{exc.what}: {exc.why}")
-    return said
+            message.append(f"{exc.what}: {exc.why}")
+    return message
 
 
 async def _require_ended(part: Part) -> None:

@@ -335,11 +335,11 @@ class LocalHost(HostEntry):
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
                 # Deeper than Python's recursion limit: rm(1) has none. Or still being written to.
-                tries, said = REMOVE_TRIES, ""
+                tries, output = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):
-                        raise OSError(said or "new files keep appearing in it")
-                    said = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
+                        raise OSError(output or "new files keep appearing in it")
+                    output = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
                 with suppress(FileNotFoundError):  # its parent was removed too
                     sync_directory(path.parent)
             else:

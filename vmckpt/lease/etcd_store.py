@@ -142,13 +142,13 @@ class EtcdStore:
     def _down(self, vm: str, failures: dict[str, Exception]) -> ArbiterDownError:
         return ArbiterDownError(
             f"etcd grants nothing for '{vm}'",
-            why=_said(failures),
+            why=_failed(failures),
             remedy="bring a majority of its members back; until then nothing is granted or renewed",
         )
 
     def _unknown(self, vm: str, failures: dict[str, Exception]) -> OutcomeUnknownError:
         remedy = "look again; bring a majority of its members back if they are down"
-        if NO_SPACE in (why := _said(failures)):
+        if NO_SPACE in (why := _failed(failures)):
             remedy = (
                 "compact and defragment etcd, or give it a larger --quota-backend-bytes, then: "
                 "etcdctl alarm disarm; until then nothing is granted or renewed"
@@ -158,5 +158,5 @@ class EtcdStore:
         )
 
 
-def _said(failures: dict[str, Exception]) -> str:
+def _failed(failures: dict[str, Exception]) -> str:
     return "; ".join(f"{url}: {failure}" for url, failure in sorted(failures.items()))

@@ -96,13 +96,13 @@ async def _run(words: Sequence[str], notification: Notification, text: str) -> N
         if child.stdin is not None:
             child.stdin.write(f"{text}\n".encode())
             child.stdin.close()
-        _, said = await end_of(child, TIMEOUT_S)
+        _, output = await end_of(child, TIMEOUT_S)
     except TooMuchSaidError as exc:
         raise _FailedError(str(exc)) from exc
     finally:
         end_session(child)  # with all that it started
     if child.returncode != 0:
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
         raise _FailedError(": ".join([f"exit status {child.returncode}", *last]))
 
 

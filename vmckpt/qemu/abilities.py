@@ -122,12 +122,12 @@ LEAST_THROTTLE = 1
 
 def auto_converge(settings: WantedSettings) -> dict[str, int]:
     """Parameters that limit QEMU's throttling to the requested share."""
-    said = {
+    reply = {
         "cpu-throttle-initial": settings.throttle_initial_percent,
         "cpu-throttle-increment": settings.throttle_increment_percent,
         "max-cpu-throttle": settings.most_throttle_percent,
     }
-    known = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
+    known = {**THROTTLE, **{name: value for name, value in reply.items() if value is not None}}
     most = min(max(known["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
     first = min(known["cpu-throttle-initial"], most)
     return {**known, "max-cpu-throttle": most, "cpu-throttle-initial": first}

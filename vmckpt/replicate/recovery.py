@@ -223,19 +223,19 @@ async def _settle(
             kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
             if await vm.is_alive():
                 await finish(_free(vm, files))
-        said = "alone: the primary's service died, and the standby did not take over"
+        reason = "alone: the primary's service died, and the standby did not take over"
         if vm is None or not await vm.is_alive():
-            said = "off: the primary's QEMU died, and the standby did not take over"
+            reason = "off: the primary's QEMU died, and the standby did not take over"
     else:
         await _end_replaced(request, vm)
-        said = "replaced: the standby has taken over; this QEMU was ended"
+        reason = "replaced: the standby has taken over; this QEMU was ended"
     about = ReplicaStatus(
         role=Role.PRIMARY,
         state="ended",
         vm=request.vm,
         run=request.run,
-        ending=said.partition(":")[0],
-        why=said,
+        ending=reason.partition(":")[0],
+        why=reason,
     )
     last = await last_word(request.primary, files)
     status = ReplicaStatus.from_json(last.to_json() | about.to_json()) if last else about
@@ -359,10 +359,10 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
     files = ServiceFiles.of(request.primary, request.vm)
     try:
         text = await request.primary.read_text(files.request)
-        said = await last_word(request.primary, files)
+        status = await last_word(request.primary, files)
     except (OSError, StorageError):
         return True
-    if at_any_rate and said is not None and said.has_ended and not said.has_left:
+    if at_any_rate and status is not None and status.has_ended and not status.has_left:
         return False
     with suppress(StorageError):
         return text is not None and REQUEST.decode(text, files.request).run == request.run

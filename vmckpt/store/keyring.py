@@ -316,12 +316,12 @@ def _paper_line(number: int, data: bytes) -> str:
 
 
 def _from_paper(number: int, line: str) -> bytes:
-    said, _, rest = line.partition(":")
+    reply, _, rest = line.partition(":")
     words, _, checksum = rest.rpartition("-")
     text = "".join(words.split()).upper()
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
-        right = int(said) == number and _line_sum(number, data) == checksum.strip().lower()
+        right = int(reply) == number and _line_sum(number, data) == checksum.strip().lower()
     except ValueError as exc:
         raise _bad_backup(f"line {number} is not as it was printed") from exc
     if not right:

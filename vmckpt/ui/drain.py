@@ -86,10 +86,10 @@ def _plain_lines() -> Show:
             case Began(vm, source, destination):
                 text = f"{vm}: {source} -> {destination}"
             case Went(vm, event):
-                said = words(event)
-                if said is None:
+                line = words(event)
+                if line is None:
                     return
-                text = f"{vm}: {said}"
+                text = f"{vm}: {line}"
             case Ended(vm, where, took_s, ""):
                 text = f"{vm}: runs on {where}, after {format_duration(took_s)}"
             case Ended(vm, where, _, why):

@@ -70,8 +70,8 @@ class Screen:
     def _went(row: _Row, event: Event) -> None:
         if isinstance(event, Progress):
             row.progress = event
-        elif said := words(event):
-            row.state = said
+        elif line := words(event):
+            row.state = line
 
     def __rich__(self) -> Group:
         over = sum(row.is_over for row in self._rows.values())

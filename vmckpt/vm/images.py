@@ -86,12 +86,12 @@ async def inspected(
     ]
     users: dict[str, set[str]] = defaultdict(set)
     reached = {path: f"image {path.name}" for path in await _files(host, beside)}
-    said = await _said(host)
-    for user, path in [*_named(said, host), *_of_domains(domains)]:
+    texts = await _vm_texts(host)
+    for user, path in [*_named(texts, host), *_of_domains(domains)]:
         for where, file in (await _files(host, [path])).items():
             users[file.identity].add(user)
             reached.setdefault(where, user)
-    for user, text, _ in said:
+    for user, text, _ in texts:
         for path, file in files.items():
             if _mentions(text, path):
                 users[file.identity].add(user)
@@ -198,9 +198,9 @@ async def remove_image(host: Host, image: HostImage) -> None:
     real = await host.resolve(image.path)
     apart = real.with_name(f".removed-{secrets.token_hex(4)}-{real.name}")
     await _rename(host, real, apart)
-    said = await _said(host)
+    texts = await _vm_texts(host)
     found = [
-        one.user for one in said if any(_mentions(one.text, name) for name in (real, image.path))
+        one.user for one in texts if any(_mentions(one.text, name) for name in (real, image.path))
     ]
     if not found:
         await host.remove(apart)
@@ -260,15 +260,15 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
     return found
 
 
-def _malformed(host: Host, command: str, said: str) -> RefusedError:
+def _malformed(host: Host, command: str, texts: str) -> RefusedError:
     return RefusedError(
         f"what uses the images of {host.name} is not known",
-        why=f"{command} says '{said[:100]}' there",
+        why=f"{command} says '{texts[:100]}' there",
         remedy=f"see what {command} is on that host",
     )
 
 
-class _Said(NamedTuple):
+class _VmText(NamedTuple):
     """The content of a record of a VM or an operation, and its owner."""
 
     user: str
@@ -276,7 +276,7 @@ class _Said(NamedTuple):
     is_spec: bool
 
 
-async def _said(host: Host) -> list[_Said]:
+async def _vm_texts(host: Host) -> list[_VmText]:
     """The records of the host's VMs, replications and running operations."""
     files: list[tuple[str, Path]] = []
     for name in await host.list_dir(vms_dir(host.state_dir)):
@@ -291,7 +291,7 @@ async def _said(host: Host) -> list[_Said]:
                 (f"{what} {name.removesuffix('.json')}", path / ending if ending else path)
             )
     texts = [(user, await host.read_text(path), path.name == _SPEC) for user, path in files]
-    return [_Said(user, text, is_spec) for user, text, is_spec in texts if text]
+    return [_VmText(user, text, is_spec) for user, text, is_spec in texts if text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,11 +328,11 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
     return found
 
 
-def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
+def _named(texts: Iterable[_VmText], host: Host) -> Iterator[tuple[str, Path]]:
     """The disks that specs name, wherever they are. A spec that cannot be read may name any
     image.
     """
-    for user, text in ((one.user, one.text) for one in said if one.is_spec):
+    for user, text in ((one.user, one.text) for one in texts if one.is_spec):
         directory = vm_dir(host.state_dir, user.removeprefix("VM "))
         try:
             spec = parse_spec(text, str(directory.spec), directory.path)

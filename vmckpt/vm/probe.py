@@ -54,10 +54,10 @@ async def require_qemu(host: Host) -> Abilities:
     Raises UsageError if it is not QEMU, or cannot run x86-64 guests as vmckpt needs them.
     """
     try:
-        said = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
-        first = said.stdout.partition("\n")[0]
-        if said.returncode or not first.startswith("QEMU emulator version"):
-            words = first or said.stderr.partition("\n")[0] or "nothing"
+        output = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
+        first = output.stdout.partition("\n")[0]
+        if output.returncode or not first.startswith("QEMU emulator version"):
+            words = first or output.stderr.partition("\n")[0] or "nothing"
             raise _no_qemu(host, f"its answer to --version is: {words[:200]}")
         found = await abilities(host)
     except (HostDownError, OperationFailedError) as exc:

@@ -193,10 +193,10 @@ async def lent(host: Host, path: str) -> socket:
         while not await host.exists(ear):
             is_late = asyncio.get_running_loop().time() > deadline_s
             if is_late or not await host.is_alive(process):
-                said = (await host.read_text(log) or "").strip().splitlines()
+                output = (await host.read_text(log) or "").strip().splitlines()
                 raise HostDownError(
                     f"{host.name} does not lend its store {path}",
-                    why=said[-1] if said else "its process there did not become ready",
+                    why=output[-1] if output else "its process there did not become ready",
                     remedy=f"see: vmckpt host check {host.name}",
                 )
             await asyncio.sleep(POLL_S)

@@ -61,12 +61,12 @@ class Line:
         due_s = None if within_s is None else now_s() + within_s
         while True:
             left_s = SILENT_S if due_s is None else due_s - now_s()
-            said = await self._next(min(left_s, SILENT_S))
-            if said is not None and said.word != _BEAT:
-                return said
-            if said is None and left_s < SILENT_S:
+            message = await self._next(min(left_s, SILENT_S))
+            if message is not None and message.word != _BEAT:
+                return message
+            if message is None and left_s < SILENT_S:
                 raise TimeoutError
-            if said is None:
+            if message is None:
                 raise self._gone(f"it said nothing for {SILENT_S:g} s")
 
     async def _next(self, within_s: float) -> LineMessage | None:

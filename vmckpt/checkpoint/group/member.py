@@ -144,12 +144,12 @@ class Member:
     async def receive(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
         """Wait for the head's word. Raises OperationFailedError if the head aborts or is gone."""
         try:
-            said = await self._line.hear(within_s)
+            message = await self._line.hear(within_s)
         except TimeoutError as exc:
             raise given_up(f"no '{word}' was received within {within_s or 0:.3g} s") from exc
-        if said.word == word:
-            return said.more
-        raise given_up(str(said.more.get("why", said.word)))
+        if message.word == word:
+            return message.more
+        raise given_up(str(message.more.get("why", message.word)))
 
     def prompt(self) -> AbstractContextManager[None]:
         """Run at high priority, while this guest or those of others are paused."""
@@ -270,11 +270,11 @@ class Member:
         """
         self.say("running")
         try:
-            said = await self._line.hear(TOGETHER_S)
+            message = await self._line.hear(TOGETHER_S)
         except (TimeoutError, OperationFailedError):
             return
-        if said.word == VOID:
-            raise given_up(str(said.more.get("why", "")))
+        if message.word == VOID:
+            raise given_up(str(message.more.get("why", "")))
 
 
 def _boottime_s() -> float:

@@ -223,8 +223,8 @@ def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _Ra
 def _until_go(control: socket.socket, pager: PageServer) -> Path | None:
     """Serve faults until the order to fetch all pages; None: it will not come."""
     control.setblocking(False)
-    said = ""
-    while not said.endswith("\n"):
+    output = ""
+    while not output.endswith("\n"):
         try:
             pager.answer(IDLE_MS)
         except ProcessLookupError:
@@ -235,8 +235,8 @@ def _until_go(control: socket.socket, pager: PageServer) -> Path | None:
             continue
         if not came:
             return None
-        said += came
-    return Path(json.loads(said)["go"])
+        output += came
+    return Path(json.loads(output)["go"])
 
 
 def _serve(pager: PageServer, source: _RamSource, pid: int, marker: Path) -> None:

@@ -224,12 +224,12 @@ class _Work:
 
     async def _settled(self, vm: str) -> str:
         """Where it is, once no operation holds it. A recovery may be running on either host."""
-        said, given_up_s = False, math.inf
+        reported, given_up_s = False, math.inf
         while True:
             if await self._tools.is_worked_on(vm):
-                if not said:
+                if not reported:
                     self._say(f"{vm}: its move, which a killed command began, continues")
-                said, given_up_s = True, math.inf
+                reported, given_up_s = True, math.inf
             else:
                 given_up_s = min(given_up_s, time.monotonic() + SETTLE_S)
                 try:
@@ -358,11 +358,11 @@ class _Work:
             self._stay[vm.name] = Stay(vm.name, why, remedy, BusyError.exit_code)
 
     async def _wait_for_arrivals(self) -> None:
-        said = set[str]()
+        reported = set[str]()
         while coming := await self._coming():
-            for name in sorted(coming - said):
+            for name in sorted(coming - reported):
                 self._say(f"{name} is on its way to {self._host.name}: waiting for it")
-            said |= coming
+            reported |= coming
             await asyncio.sleep(WORKED_ON_POLL_S)
 
     async def _coming(self) -> set[str]:

@@ -37,7 +37,7 @@ from vmckpt.hosts.processes.process import (
     identify,
     interrupt,
     is_alive,
-    said_of,
+    file_of,
 )
 from vmckpt.hosts.processes.process import kill as kill_process
 
@@ -122,7 +122,7 @@ def _end_marked(directory: Path) -> tuple[int, ...]:
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError):
-            if pid != os.getpid() and wanted in b"\0" + said_of(pid, "environ"):
+            if pid != os.getpid() and wanted in b"\0" + file_of(pid, "environ"):
                 found.append(identify(pid))
     for process in filter(None, found):
         with suppress(PermissionError):

@@ -187,8 +187,8 @@ async def _command(words: tuple[str, ...], environment: Mapping[str, str]) -> st
         start_new_session=True,
     )
     try:
-        _, said = await end_of(child, CHECK_TIMEOUT_S)
+        _, output = await end_of(child, CHECK_TIMEOUT_S)
     except TooMuchSaidError as exc:
         return str(exc)
-    last = said.decode(errors="replace").strip().splitlines()[-1:]
+    last = output.decode(errors="replace").strip().splitlines()[-1:]
     return "" if child.returncode == 0 else ": ".join([f"exit status {child.returncode}", *last])

@@ -200,15 +200,15 @@ def _become_the_command(given: _Given, runner: int) -> None:
 
 def _keep(given: _Given, results: int) -> None:
     """Wait until the command is over, then until what it leaves running is."""
-    said = b""
+    output = b""
     while more := os.read(results, 4096):
-        said += more
-    if not said:
+        output += more
+    if not output:
         if (given.directory / OVER).exists():
             return  # by its runner, on request
         _end_all(given, "its worker was killed, so it was ended")
         return
-    _write(given, RESULT, said.decode())
+    _write(given, RESULT, output.decode())
     _release_output()
     with suppress(ChildProcessError):
         while True:

@@ -263,19 +263,19 @@ def _users(status: bytes) -> list[int]:
     return [int(uid) for uid in status_fields(status.decode(errors="replace")).get("Uid", [])]
 
 
-def said_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
+def file_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
     """The content of /proc/PID/cmdline, environ or status, within limits. Raises OSError.
 
     A process can make the first two as long as it likes (PR_SET_MM, prctl(2)). With `users`, at
     most one piece is read of a process that does not run purely as one of these.
     """
-    said = b""
+    output = b""
     with FileIO(f"/proc/{pid}/{file_name}") as file:
-        while len(said) < _MOST_BYTES and (more := file.read(_PIECE_BYTES)):
-            said += more
-            if len(said) >= _PIECE_BYTES and users is not None and not _is_of(pid, users):
+        while len(output) < _MOST_BYTES and (more := file.read(_PIECE_BYTES)):
+            output += more
+            if len(output) >= _PIECE_BYTES and users is not None and not _is_of(pid, users):
                 break
-    return said
+    return output
 
 
 def _found(
@@ -290,11 +290,11 @@ def _found(
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            said = said_of(int(name), file_name, users)
+            output = file_of(int(name), file_name, users)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or is hidden (hidepid): then it is not ours
         except OSError as exc:
             raise unknown(int(name), exc) from exc
-        if is_wanted(said) and (process := identify(int(name))):
+        if is_wanted(output) and (process := identify(int(name))):
             found.append(process)
     return found

@@ -175,7 +175,7 @@ def _command_lines(users: Collection[int]) -> dict[int, bytes]:
         # It has ended, or is hidden.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             # Includes processes of a VM's own user: this argument is within the first piece.
-            if b"-pidfile" in (line := process.said_of(int(name), "cmdline", users)):
+            if b"-pidfile" in (line := process.file_of(int(name), "cmdline", users)):
                 found[int(name)] = line
     return found
 

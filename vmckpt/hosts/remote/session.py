@@ -91,10 +91,10 @@ class _Hello:
         require_within("protocol", self.protocol)
 
     @classmethod
-    def of(cls, said: object) -> "_Hello":
+    def of(cls, reply: object) -> "_Hello":
         """Raises ProtocolError."""
         try:
-            return convert(cls, said)
+            return convert(cls, reply)
         except MalformedError as exc:
             raise broken(f"its greeting: {exc}") from exc
 

@@ -107,8 +107,8 @@ async def have_listen(
                 remedy=f"vmckpt host check {host.name}",
             )
     try:
-        said = convert(_ListenAnswer, parse(await host.read_text(directory / _LISTENS) or ""))
-        return TlsEndpoint(host.migration_address, said.port, said.fingerprint, token)
+        reply = convert(_ListenAnswer, parse(await host.read_text(directory / _LISTENS) or ""))
+        return TlsEndpoint(host.migration_address, reply.port, reply.fingerprint, token)
     except MalformedError as exc:
         await host.kill(listener)
         await host.remove(directory)
@@ -249,8 +249,8 @@ class Listener:
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol, sock, ssl=self._context
                 )
-                said = await reader.readline()
-            if not hmac.compare_digest(said.strip(), self._token.encode()):
+                reply = await reader.readline()
+            if not hmac.compare_digest(reply.strip(), self._token.encode()):
                 return
             me = asyncio.current_task()
             if me is not None and me in self._strangers:

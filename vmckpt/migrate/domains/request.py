@@ -30,7 +30,7 @@ def build(
     `held_mib_per_s`: see hold.py; 0: QEMU uses its own measurement.
     """
     there = options.at_target
-    said: dict[str, Parameter | None] = {
+    reply: dict[str, Parameter | None] = {
         "migrate_uri": _uri(route.address, route.memory_port),
         "bandwidth": _mib_or_none(options.bandwidth_bytes_per_s),
         "bandwidth.postcopy": _mib_or_none(options.postcopy_bandwidth_bytes_per_s),
@@ -48,7 +48,7 @@ def build(
         "graphics_uri": there.graphics_uri if there else None,
         **_disks(route, contents),
     }
-    parameters = {name: value for name, value in said.items() if value is not None}
+    parameters = {name: value for name, value in reply.items() if value is not None}
     return MigrateCall(route.to_libvirtd, parameters, _flags(options, contents))
 
 

@@ -88,13 +88,13 @@ async def kvm(host: Host, paste: Paste) -> str:
 
 async def kernel(host: Host, paste: Paste) -> str:
     """A newer kernel, if the distribution has one."""
-    said = settings(await _os_release(host))
-    match said.get("ID"):
+    reply = settings(await _os_release(host))
+    match reply.get("ID"):
         case "debian":
-            suite = f"{said.get('VERSION_CODENAME', 'stable')}-backports"
+            suite = f"{reply.get('VERSION_CODENAME', 'stable')}-backports"
             command = f"apt-get install -y -t {suite} linux-image-amd64"
         case "ubuntu":
-            command = f"apt-get install -y linux-generic-hwe-{said.get('VERSION_ID', '24.04')}"
+            command = f"apt-get install -y linux-generic-hwe-{reply.get('VERSION_ID', '24.04')}"
         case "fedora":
             command = "dnf upgrade -y kernel"
         case _:

@@ -130,8 +130,8 @@ async def _agree(
             raise _SpokenWrongError
         data = await reader.readexactly(length)
 
-        def answer(kind: int, said: bytes = b"", option: int = option) -> None:
-            writer.write(_ANSWER.pack(_ANSWER_MAGIC, option, kind, len(said)) + said)
+        def answer(kind: int, reply: bytes = b"", option: int = option) -> None:
+            writer.write(_ANSWER.pack(_ANSWER_MAGIC, option, kind, len(reply)) + reply)
 
         if option == _ABORT:
             answer(_ACK)

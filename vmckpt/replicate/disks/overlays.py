@@ -194,12 +194,12 @@ async def _have_term(request: ReplicationRequest) -> None:
     ):
         await _take_back(store, request, record)
         return
-    said = "there is no record of the VM"
+    reason = "there is no record of the VM"
     if record is not None:
-        said = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
+        reason = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
     raise RefusedError(
         f"what '{request.vm}' wrote on {request.primary.name} must not be written to its disks",
-        why=f"the arbiter says: {said}",
+        why=f"the arbiter says: {reason}",
         remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
     )
 

@@ -235,13 +235,13 @@ def _slowed(status: ReplicaStatus) -> list[str]:
     slowed, stops = status.slowed_percent or 0, "by pauses of up to a tenth of a second"
     if not (slowed or (takes and writes > NEAR * takes)):
         return []
-    said = "the guest writes faster than the link transfers"
+    reason = "the guest writes faster than the link transfers"
     if takes and writes > NEAR * takes:
-        said = f"the guest writes {format_size(writes)}/s, and the link transfers "
-        said += f"{format_size(takes)}/s of it"
+        reason = f"the guest writes {format_size(writes)}/s, and the link transfers "
+        reason += f"{format_size(takes)}/s of it"
     now = f", now for {slowed} % of its time" if slowed else ""
     return [
-        f"{said}: it is throttled to that {stops}{now}, and its output is delayed; see "
+        f"{reason}: it is throttled to that {stops}{now}, and its output is delayed; see "
         "`vmckpt replicate status`"
     ]
 
@@ -283,6 +283,6 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
 
 async def _took_over(standby: Host, name: str) -> bool:
     """Whether the VM is, or was, at home with a standby that has ended."""
-    said = await last_word(standby, ServiceFiles.of(standby, name))
-    has_word = said is not None and said.state == PROMOTED
+    ended = await last_word(standby, ServiceFiles.of(standby, name))
+    has_word = ended is not None and ended.state == PROMOTED
     return has_word or await read_vm(standby, name) is not None

@@ -49,18 +49,18 @@ async def keep(
     while True:
         rest_s = CHECK_S
         try:
-            move, vm, said, is_cut_off = await _inspect(name, hosts, window)
+            move, vm, reason, is_cut_off = await _inspect(name, hosts, window)
             if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
                     await stop(name, hosts, CopiesFate.KEEP)
-                standby = next(host for host in hosts if host.name == said)
+                standby = next(host for host in hosts if host.name == reason)
                 await start(vm, standby, options_of(vm, standby), new_run())
-                tell("protected", f"{name} on {vm.host.name} is protected by {said}")
+                tell("protected", f"{name} on {vm.host.name} is protected by {reason}")
             elif move is KeepingMove.STOP:
                 await stop(name, hosts)
                 tell("stopped", f"{name} is no longer protected: its window is over")
             again_s = AGAIN_S
-            stands, word = (said, "waiting") if move is KeepingMove.WAIT else ("", "")
+            stands, word = (reason, "waiting") if move is KeepingMove.WAIT else ("", "")
         except VmckptError as exc:
             if exc.kind == "usage":
                 raise
@@ -79,7 +79,7 @@ class _Seen(NamedTuple):
 
     move: KeepingMove
     vm: Vm | None
-    said: str
+    reason: str
     is_cut_off: bool
 
 
@@ -102,8 +102,8 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     is_cut_off = any(not side.answers and not side.status.has_ended for side in known)
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
     view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
-    move, said = decide(view, [host.name for host in hosts])
-    return _Seen(move, vm, said, is_cut_off)
+    move, reason = decide(view, [host.name for host in hosts])
+    return _Seen(move, vm, reason, is_cut_off)
 
 
 async def _name_if_up(host: Host) -> str:

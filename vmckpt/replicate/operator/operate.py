@@ -154,8 +154,8 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
     files, primary = ServiceFiles.of(standby.host, name), standby.status.primary
     for host in hosts:
         with suppress(HostDownError):
-            home, said = await read_vm(host, name), await side_of(host, name)
-            is_newer = said is not None and host.name == primary and said.status.is_settled
+            home, status = await read_vm(host, name), await side_of(host, name)
+            is_newer = status is not None and host.name == primary and status.status.is_settled
             if host.name == standby.host.name or not (
                 is_newer or (home is not None and await home.is_alive())
             ):

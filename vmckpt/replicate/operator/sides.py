@@ -80,8 +80,8 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
         answer = await ask(host, files, "status", STATUS_TIMEOUT_S)
         return ReplicaSide(host, answer, answers=True)
     except HostDownError as exc:
-        said = await last_word(host, files) or await _without_a_word(host, files, exc)
-        return ReplicaSide(host, said, answers=False)
+        status = await last_word(host, files) or await _without_a_word(host, files, exc)
+        return ReplicaSide(host, status, answers=False)
 
 
 async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:

@@ -290,9 +290,9 @@ async def _doubt(
         return _not_certain(name, f"its standby's host, {standby}, is not in the inventory")
     if why := "; ".join(f"{one.what}: {one.why}" for one in silent):
         return _not_certain(name, f"neither the arbiter nor every host answers: {why}")
-    said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
+    status = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
-        one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
+        one.state == PROMOTED and one.run == primary.status.run for one in status if one is not None
     ):
         return _not_certain(name, "its standby took it over, and no longer has it")
     return None
@@ -328,21 +328,21 @@ async def _settle_term(
     the services ended counts, not what they said before.
     """
     words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
-    primaries = [(side, said) for side, said in words if side.status.is_primary]
+    primaries = [(side, status) for side, status in words if side.status.is_primary]
     runs = {side.status.run for side, _ in primaries}
-    is_left = any(_is_left(said) for _, said in primaries)
+    is_left = any(_is_left(status) for _, status in primaries)
     old = {side.host.name for side, _ in primaries}
     homes = await _homes_but(name, "", hosts)
     taken, failed, last = set[str | None](), "", None
-    for side, said in words:  # standbys first: they may have the term
+    for side, status in words:  # standbys first: they may have the term
         if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
         is_home = await read_vm(side.host, name) is not None
-        is_taken = said is not None and said.state == PROMOTED
+        is_taken = status is not None and status.state == PROMOTED
         # If another host has the guest that was here, do not take the term for its old primary.
         is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
-        is_of_no_use = _is_killed(said) or (is_left and not (is_home or is_taken))
+        is_of_no_use = _is_killed(status) or (is_left and not (is_home or is_taken))
         if is_of_no_use and not is_passed_on:
             failed = await _abandoned(side.host, name) or failed
             if failed and is_home:
@@ -352,9 +352,9 @@ async def _settle_term(
         if is_taken and not standby_is_dead:
             taken.add(side.status.run)
     homes = await _homes_but(name, "", hosts)
-    for side, said in primaries:
+    for side, status in primaries:
         is_elsewhere = any(home != side.host.name for home in homes.given)
-        if not _is_left(said) or is_elsewhere or side.status.run in taken:
+        if not _is_left(status) or is_elsewhere or side.status.run in taken:
             continue
         if await read_vm(side.host, name) is None:
             continue  # nothing here could run: the term stays with the host that has it
@@ -375,14 +375,14 @@ async def _settle_term(
     return last
 
 
-def _is_killed(said: ReplicaStatus | None) -> bool:
+def _is_killed(status: ReplicaStatus | None) -> bool:
     """Whether the service with this last word was killed before it could finish."""
-    return said is None or not said.has_ended
+    return status is None or not status.has_ended
 
 
-def _is_left(said: ReplicaStatus | None) -> bool:
+def _is_left(status: ReplicaStatus | None) -> bool:
     """Whether a primary's service was killed, or left the guest to its standby."""
-    return said is None or _is_killed(said) or said.has_left
+    return status is None or _is_killed(status) or status.has_left
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[ReplicaSide]:
@@ -417,15 +417,15 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         f"command. {without}",
     )
     await while_there_is(lambda: host.is_alive(process), late)
-    said = await last_word(host, files)
-    if said is None or not said.has_ended:
+    status = await last_word(host, files)
+    if status is None or not status.has_ended:
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",
             why="; ".join(words[-3:]) or "its process ended without a message",
             remedy=f"fix that, and try again: until then a standby may take over. {without}",
         )
-    return said
+    return status
 
 
 async def _abandoned(host: Host, name: str) -> str:

@@ -286,8 +286,8 @@ async def _greet(
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
     if head.kind is FrameKind.FAILURE:
-        said = decode_failure(payload)
-        raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
+        message = decode_failure(payload)
+        raise OperationFailedError(message.what, why=message.why, remedy=message.remedy)
     if head.kind is not FrameKind.WELCOME:
         raise OperationFailedError(
             f"{request.standby.name} does not accept its primary",

@@ -191,12 +191,12 @@ class EpochStream:
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
-    def _progress(self, said: Heartbeat) -> None:
+    def _progress(self, message: Heartbeat) -> None:
         """A slow epoch does not count as silence while the standby takes some of it."""
-        keeper, has_more = self._keeper, self._channel.has_taken(said)
+        keeper, has_more = self._keeper, self._channel.has_taken(message)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
-            has_all = said.received_bytes == self.sent_bytes
+            has_all = message.received_bytes == self.sent_bytes
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:

@@ -54,16 +54,16 @@ def beat_key(token: str) -> bytes:
 
 def encode_beat(beat: Beat, key: bytes) -> bytes:
     """The datagram."""
-    said = _BEAT.pack(_MAGIC, beat.sender, beat.number, beat.heard)
-    return said + hmac.digest(key, said, "sha256")
+    reply = _BEAT.pack(_MAGIC, beat.sender, beat.number, beat.heard)
+    return reply + hmac.digest(key, reply, "sha256")
 
 
 def decode_beat(data: bytes, key: bytes) -> Beat:
     """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
-    said, mac = data[: _BEAT.size], data[_BEAT.size :]
-    if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
+    reply, mac = data[: _BEAT.size], data[_BEAT.size :]
+    if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, reply, "sha256"), mac):
         raise protocol_violation("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
-    magic, sender, number, heard = _BEAT.unpack(said)
+    magic, sender, number, heard = _BEAT.unpack(reply)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
         raise protocol_violation("a heartbeat is not of this protocol", f"{magic!r} of sender {sender}")
     return Beat(Sender(sender), number, heard)

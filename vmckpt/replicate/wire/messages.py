@@ -262,8 +262,8 @@ def decode_welcome(payload: Buffer) -> Welcome:
 
 def decode_failure(payload: Buffer) -> Failure:
     """Truncates its text to what a status has room for. Raises WireError."""
-    said = _made(Failure, _json_object(payload, "FAILURE"))
-    return Failure(*(word[:_MOST_TEXT] for word in (said.kind, said.what, said.why, said.remedy)))
+    message = _made(Failure, _json_object(payload, "FAILURE"))
+    return Failure(*(word[:_MOST_TEXT] for word in (message.kind, message.what, message.why, message.remedy)))
 
 
 def decode_begin(payload: Buffer) -> Begin:

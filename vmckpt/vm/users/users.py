@@ -193,8 +193,8 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
 async def owner_of(host: Host, path: Path) -> int | None:
     """The uid of a file's owner, links followed; None: there is no file, or none that is known."""
     done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
-    said = done.stdout.strip()
-    return int(said) if done.returncode == 0 and said.isdecimal() else None
+    output = done.stdout.strip()
+    return int(output) if done.returncode == 0 and output.isdecimal() else None
 
 
 def _taps(spec: Spec, files: QemuDir) -> Iterator[str]:

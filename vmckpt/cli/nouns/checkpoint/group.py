@@ -75,10 +75,10 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
     taken = [one.manifest.created_unix_s for one in group.entries.values()]
     when = format_time(min(taken))
     state = f"not whole: {', '.join(group.missing)} missing" if group.missing else "whole"
-    said = f"{group.name}, group {group.id}, taken {when}: {state}\n"
-    said += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
+    shown = f"{group.name}, group {group.id}, taken {when}: {state}\n"
+    shown += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
     facts_ = {"group": group.id, "name": group.name, "whole": not group.missing}
-    show({**facts_, "members": members}, said, as_json=as_json)
+    show({**facts_, "members": members}, shown, as_json=as_json)
 
 
 def remove(
@@ -117,8 +117,8 @@ def restore(
     hosts = dict.fromkeys(group.entries, find_host(host)) if host else run(homes(group, warn))
     result = run(restore_group(group, hosts, options, teller(as_json), key))
     for vm, one in result["members"].items():
-        for said in one["warnings"]:
-            warn(f"warning: {vm}: {said}")
+        for shown in one["warnings"]:
+            warn(f"warning: {vm}: {shown}")
     there = ", ".join(f"{vm} on {one['host']}" for vm, one in result["members"].items())
     show(result, f"all of {group.name} run from it: {there}", as_json=as_json)
 
@@ -138,8 +138,8 @@ def settle(key: "KeySource | None") -> None:
         return
     from vmckpt.group.journal import settle_left
 
-    for said in run(settle_left(key)):
-        warn(said)
+    for shown in run(settle_left(key)):
+        warn(shown)
 
 
 def _find(text: str, store: str | None, key: "KeySource | None") -> "Group":

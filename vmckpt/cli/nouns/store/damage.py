@@ -50,15 +50,15 @@ def checked(store: "Store", report: "CheckReport") -> DamageOutput:
 def all_checked(found: Sequence[DamageOutput], silent: Sequence[VmckptError]) -> DamageOutput:
     """What checks of several stores found; `silent`: why others could not be checked."""
     lines = list[str]()
-    for said in found:
-        lines += [f"{said.result['place']}:", *(f"  {line}" for line in said.lines)]
+    for damage in found:
+        lines += [f"{damage.result['place']}:", *(f"  {line}" for line in damage.lines)]
     lines += [f"not checked: {error.what}: {error.why}" for error in silent]
     result = {
-        "whole": all(said.result["whole"] for said in found),
-        "stores": [said.result for said in found],
+        "whole": all(damage.result["whole"] for damage in found),
+        "stores": [damage.result for damage in found],
         "silent": [{"what": one.what, "why": one.why, "remedy": one.remedy} for one in silent],
     }
-    errors = [said.error for said in found if said.error is not None]
+    errors = [damage.error for damage in found if damage.error is not None]
     return DamageOutput(result, lines, next(iter([*errors, *silent]), None))
 
 

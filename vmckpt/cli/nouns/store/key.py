@@ -168,10 +168,10 @@ def export(
         return
     _write_new(file, text)
     result = {"file": str(file), "id": config.id, "encrypted": config.is_encrypted}
-    said = f"wrote {file}"
+    note = f"wrote {file}"
     if not config.is_encrypted:
-        said += ": the store is not encrypted, and this file alone reads a copy of it"
-    show(result, said, as_json=json)
+        note += ": the store is not encrypted, and this file alone reads a copy of it"
+    show(result, note, as_json=json)
 
 
 @app.command("import")

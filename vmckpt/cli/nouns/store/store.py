@@ -227,10 +227,10 @@ def repair(
     with opened(location, key.source()) as store:
         plan = plan_repair(store, subset=subset)
         if apply:
-            said = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
+            damage = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
         else:
-            said = planned(store, plan, remove_lost=remove_lost)
-    _say(said, as_json=json)
+            damage = planned(store, plan, remove_lost=remove_lost)
+    _say(damage, as_json=json)
 
 
 def _subset(text: str | None) -> "Subset":
@@ -239,13 +239,13 @@ def _subset(text: str | None) -> "Subset":
     return parse_subset(text) if text is not None else EVERYTHING
 
 
-def _say(said: "DamageOutput", *, as_json: bool) -> None:
-    if said.error is None:
-        show(said.result, "\n".join(map(one_line, said.lines)), as_json=as_json)
+def _say(damage: "DamageOutput", *, as_json: bool) -> None:
+    if damage.error is None:
+        show(damage.result, "\n".join(map(one_line, damage.lines)), as_json=as_json)
         return
     if not as_json:
-        print("\n".join(map(one_line, said.lines)))
-    raise said.error
+        print("\n".join(map(one_line, damage.lines)))
+    raise damage.error
 
 
 @app.command()

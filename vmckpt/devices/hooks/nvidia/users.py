@@ -97,10 +97,10 @@ def listed_pids() -> set[int]:
     """The processes that nvidia-smi lists; none while the driver is not loaded."""
     if not (system.MODULES / "nvidia").exists():
         return set()
-    said = system.run(
+    output = system.run(
         "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", check=False
     )
-    return {int(line) for line in said.split() if line.isdigit()}
+    return {int(line) for line in output.split() if line.isdigit()}
 
 
 def started(pid: int) -> int:
