@@ -26,7 +26,7 @@ from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.fleet.drain import drain as drains
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.drain import drain, undrain
-from vmckpt.fleet.drain.happenings import Ended, Happening, Said
+from vmckpt.fleet.drain.events import Ended, DrainEvent, Noted
 from vmckpt.fleet.drain.plan import DrainOptions
 from vmckpt.fleet.drain.record import DrainRecord
 from vmckpt.fleet.drain.result import DrainResult
@@ -96,7 +96,7 @@ class World:
     down: set[str] = field(default_factory=lambda: DOWN)
     under_way: list[str] = field(default_factory=list)
     most_under_way: int = 0
-    told: list[Happening] = field(default_factory=list)
+    told: list[DrainEvent] = field(default_factory=list)
     moving: asyncio.Event = field(default_factory=asyncio.Event)
     held: bool = False
     recovering: int = 0
@@ -220,7 +220,7 @@ def stays(result: DrainResult) -> dict[str, str]:
 def test_what_is_ended_of_a_vm_when_it_is_found_is_told(world: World) -> None:
     world.cut_off = "vm3"
     assert world.drain().exit_code == 0
-    assert Said("vm3: ended what was interrupted") in world.told
+    assert Noted("vm3: ended what was interrupted") in world.told
 
 
 def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) -> None:
@@ -333,7 +333,7 @@ def test_a_host_that_has_filled_up_is_left_for_another(
     result = world.drain()
     assert result.exit_code == 0
     assert at(world, "b") == ["other"]
-    assert any("tried again, to c" in one.text for one in world.told if isinstance(one, Said))
+    assert any("tried again, to c" in one.text for one in world.told if isinstance(one, Noted))
 
 
 def test_hosts_that_are_all_full_are_told_with_both_reasons(world: World) -> None:
@@ -389,7 +389,7 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
     """Its drain had said that it is empty: VMs that were planned there before still came."""
     arrived: list[str] = []
 
-    def tell(happening: Happening) -> None:
+    def tell(happening: DrainEvent) -> None:
         if isinstance(happening, Ended) and not happening.why:
             arrived.append(happening.where)
             mark = world.host("b").state_dir / "drained.json"
@@ -634,7 +634,7 @@ def test_what_brings_nothing_back_is_said(world: World) -> None:
     back = world.undrain()
     assert back.exit_code == 1
     assert stays(back)["vm1"].startswith("it is stopped, on ")
-    assert "vm0 no longer exists" in [one.text for one in world.told if isinstance(one, Said)]
+    assert "vm0 no longer exists" in [one.text for one in world.told if isinstance(one, Noted)]
     world.stopped = set()
     assert world.undrain().exit_code == 0
     assert records.load_all() == []

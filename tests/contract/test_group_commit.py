@@ -145,7 +145,7 @@ async def _over_a_socket(path: Path) -> list[str]:
 
     async def serve() -> None:
         async with joined(path, 1.0) as member:
-            member.say("prepared", machine="a", processors=2)
+            member.send("prepared", machine="a", processors=2)
             said.append(str((await member.receive("set"))["to"]))
             with pytest.raises(OperationFailedError, match="because"):
                 await member.receive("cut")
@@ -157,12 +157,12 @@ async def _over_a_socket(path: Path) -> list[str]:
     reader, writer = await asyncio.open_unix_connection(path)
     async with Line(reader, writer, "web").beating() as line:
         head = GroupHead({"web": line})
-        await head.all_say("prepared")
-        head.tell_all("set", to="web")
+        await head.expect_all("prepared")
+        head.send_all("set", to="web")
         head.give_up("because")
         await serving
         with pytest.raises(OperationFailedError, match="connection was closed"):
-            await head.all_say("set")
+            await head.expect_all("set")
     return said
 
 
@@ -193,7 +193,7 @@ def test_a_member_that_says_something_else_ends_the_group(
         reader = asyncio.StreamReader()
         reader.feed_data(json.dumps({"word": word, **more}).encode() + b"\n")
         with pytest.raises(OperationFailedError, match="the group was aborted") as raised:
-            await GroupHead({"web": Line(reader, _Deaf(), "web")}).all_say(word)
+            await GroupHead({"web": Line(reader, _Deaf(), "web")}).expect_all(word)
         assert f"'web' said '{word}', and " in raised.value.why
 
     asyncio.run(hear())

@@ -472,7 +472,7 @@ def test_what_is_no_order_keeps_no_other_from_being_revoked(
 def test_after_a_reboot_nothing_says_how_it_ended(
     kind: JobKind[Any, Any], host: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(handles, "LAST_LINES_S", 0.2)
 
     async def play() -> None:
         job = attach(kind, host, "r1")

@@ -99,7 +99,7 @@ def test_a_qemu_that_is_held_is_let_go_when_no_term_is_needed_any_more(tmp_path:
         await keeper.take(None)
         assert await keeper.in_sync("b/1")
         assert math.isfinite(float(told[-1]))
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
 
     asyncio.run(main())
     assert told[-1] == "inf"

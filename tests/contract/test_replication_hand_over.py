@@ -213,7 +213,7 @@ def test_an_arbiter_that_is_gone_for_good_is_waited_for_until_the_operator_knows
         assert not taking.done()
         assert float(told[-1]) == 0
         assert "the arbiter is down" in keeper.arbiter_fails
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
         async with asyncio.timeout(5):
             assert await taking
             assert await keeper.solo()
@@ -242,7 +242,7 @@ def test_an_arbiter_that_was_put_back_grants_nothing_back(tmp_path: Path) -> Non
         assert not back.done()
         assert float(told[-1]) == 0
         assert "has forgotten" in keeper.arbiter_fails
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
         assert await back
 
     asyncio.run(main())

@@ -128,9 +128,9 @@ def test_a_path_that_is_cut_both_ways_and_mended_never_looks_one_way(
             now_s += 0.01
             is_cut = 60 <= step < 130
             if step % 5 == 0 and not is_cut:  # it says more often what it has than it gets more
-                path.datagram_received(theirs.say(), None)
+                path.datagram_received(theirs.next_datagram(), None)
             if step % 20 == 10 and not is_cut:
-                theirs.hear(ours.say(), now_s)
+                theirs.receive(ours.next_datagram(), now_s)
             states.append(path.state())
         path.close()
 

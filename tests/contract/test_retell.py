@@ -77,7 +77,7 @@ def test_a_hosts_job_and_an_unknown_run_are_not_this_machines(state: Path) -> No
 def test_one_whose_command_was_killed_is_cut_off(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(told, "LAST_LINES_S", 0.1)
     kept(state, None)
     with pytest.raises(OutcomeUnknownError, match="interrupted"):
         retold()
@@ -85,7 +85,7 @@ def test_one_whose_command_was_killed_is_cut_off(
 
 @pytest.mark.timeout(30)
 def test_one_under_way_is_waited_for(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(told, "LAST_LINES_S", 0.1)
     monkeypatch.setattr(told, "POLL_S", 0.01)
     record = kept(state, None)
     host, owner = LocalHost("local", state, "127.0.0.1"), Owner(RUN, "migrate", 1, 0.0)

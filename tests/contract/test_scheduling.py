@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.processes.scheduling import (
-    be_prompt,
-    give_way,
+    normal_priority,
+    batch_priority,
     in_real_time,
-    prompt,
-    real_time_is_over,
+    high_priority,
+    end_real_time,
 )
 
 pytestmark = pytest.mark.contract
@@ -27,17 +27,17 @@ def in_a_thread(do: Callable[[], None]) -> None:
 
 
 def test_a_thread_gives_way_but_for_what_a_guest_waits_for() -> None:
-    in_a_thread(_give_way)
+    in_a_thread(_batch_priority)
 
 
-def _give_way() -> None:
-    give_way()
+def _batch_priority() -> None:
+    batch_priority()
     assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    with pytest.raises(ValueError, match="wrong"), prompt():
+    with pytest.raises(ValueError, match="wrong"), high_priority():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
         raise ValueError("wrong")
     assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    be_prompt()
+    normal_priority()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -47,8 +47,8 @@ def test_what_somebody_else_has_chosen_stays() -> None:
 
 def _keep_another_policy() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    give_way()
-    with prompt():
+    batch_priority()
+    with high_priority():
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
@@ -118,7 +118,7 @@ def test_a_process_and_this_thread_wait_for_nobody_for_a_moment(
     other: tuple[int, list[int]],
 ) -> None:
     pid, threads = other
-    give_way()
+    batch_priority()
     with pytest.raises(ValueError, match="wrong"), in_real_time(pid):
         with in_real_time():
             assert os.sched_getscheduler(0) == REAL_TIME
@@ -128,7 +128,7 @@ def test_a_process_and_this_thread_wait_for_nobody_for_a_moment(
         assert int(said) == os.SCHED_OTHER
         raise ValueError("wrong")
     assert policies([0, *threads]) == [os.SCHED_BATCH, *OF_ALL]
-    be_prompt()
+    normal_priority()
 
 
 @AS_ROOT
@@ -141,7 +141,7 @@ def test_nobody_stays_so_whose_teller_was_killed(other: tuple[int, list[int]]) -
     assert policies(threads) == [os.SCHED_OTHER] * 4
     for thread in threads[1:]:
         os.sched_setscheduler(thread, REAL_TIME, os.sched_param(1))
-    real_time_is_over(pid)
+    end_real_time(pid)
     assert policies(threads) == [os.SCHED_OTHER] * 4
 
 
@@ -170,7 +170,7 @@ def test_a_process_that_has_ended_is_none() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     with in_real_time(ended.pid):
-        real_time_is_over(ended.pid)
+        end_real_time(ended.pid)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 

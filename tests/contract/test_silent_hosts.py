@@ -78,5 +78,5 @@ def test_a_failure_is_told_without_the_words_of_a_qemu_whose_host_is_silent(
     source, target, *_ = pair_of(tmp_path)
     source.files.path.mkdir(parents=True)
     source.files.stderr.write_text("qemu-system-x86_64: Missing section footer\n")
-    assert asyncio.run(source.last_words()) == "Missing section footer"
-    assert asyncio.run(target.last_words()) == ""
+    assert asyncio.run(source.last_lines()) == "Missing section footer"
+    assert asyncio.run(target.last_lines()) == ""

@@ -337,7 +337,7 @@ class Primary(Epochs):
         if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
             if self.host.home is not None:
                 self.host.home.gone_replica = self._replica
-            self._keeper.go_alone(is_certain=word == GO_ALONE)
+            self._keeper.continue_alone(is_certain=word == GO_ALONE)
         self._woken.set()
 
     def status(self) -> Said:

@@ -111,7 +111,7 @@ async def _serve(guest: Guest, line: Line) -> None:
             await asyncio.sleep(guest.store_s)
             await member.all_stored("id")
             guest.is_committed = True
-            member.say("committed")
+            member.send("committed")
 
 
 def _joined(guest: Guest) -> tuple[Line, Line]:
@@ -162,7 +162,7 @@ async def _lead(lines: list[Line]) -> bool:
             await beat.__aenter__()
         try:
             await cut(head, MOST_S, lambda _: None)
-            head.tell_all("commit", group={})
+            head.send_all("commit", group={})
             await asyncio.sleep(1.0)  # so that they hear it before the lines are closed
         except OperationFailedError as exc:
             head.give_up(str(exc))
@@ -284,9 +284,9 @@ async def _restore_member(
             await member.all_running()
         except OperationFailedError:
             run("old")
-            member.say("failed", error=["OperationFailedError", "no", "no", "-"])
+            member.send("failed", error=["OperationFailedError", "no", "no", "-"])
             return
-        member.say("settled", result={})
+        member.send("settled", result={})
         await asyncio.sleep(1.0)
 
 

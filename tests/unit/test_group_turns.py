@@ -82,7 +82,7 @@ def test_who_is_late_is_told_by_the_limit_for_all_of_its_row() -> None:
         said: Any = b'{"word": "stopped"}\n'
         asyncio.get_running_loop().call_later(0.2, readers["web"].feed_data, said)
         with pytest.raises(OperationFailedError) as late:
-            await head.by_turns([["web", "db"]], "cut", "stopped", MOST_S)
+            await head.in_turns([["web", "db"]], "cut", "stopped", MOST_S)
         assert late.value.why == "'db' was not 'stopped' within 0.25 s"
 
     virtual_time.run(play())

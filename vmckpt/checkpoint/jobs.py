@@ -23,7 +23,7 @@ from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
 from vmckpt.events.types import Note
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.processes.scheduling import session_has_waited
+from vmckpt.hosts.processes.scheduling import end_session_low_priority
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
 from vmckpt.sequence.steps import finish
@@ -116,7 +116,7 @@ async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
         return await take_whole(vm, request.store.path, request.wish, step, access)
     async with _joined(job, request.held_s) as member:
         taken = await take.take(vm, request.store.path, request.wish, step, access, member=member)
-        member.say("committed", result=taken.to_json())
+        member.send("committed", result=taken.to_json())
     return taken
 
 
@@ -127,7 +127,7 @@ async def _restore(job: Job[Restore, Restored]) -> None:
         def running(restored: Restored) -> None:
             job.tell(restored, is_final=restored.settled)
             if restored.settled:
-                member.say("settled", result=asdict(restored))
+                member.send("settled", result=asdict(restored))
 
         source = job.request.source
         await restore.restore(job.host, source, job.request.wish, running, member=member)
@@ -149,7 +149,7 @@ async def _fork(job: Job[Fork, Forks]) -> Forks:
 
 
 def _begin() -> None:
-    asyncio.get_running_loop().call_later(MOST_LAST_S, session_has_waited)
+    asyncio.get_running_loop().call_later(MOST_LAST_S, end_session_low_priority)
     forget_old_secrets(time.time())
 
 
@@ -163,7 +163,7 @@ async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Mem
         try:
             yield member
         except (VmckptError, OSError) as exc:
-            member.say(FAILED, error=pack_error(exc, job.host.name))
+            member.send(FAILED, error=pack_error(exc, job.host.name))
             raise
 
 

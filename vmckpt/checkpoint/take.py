@@ -327,7 +327,7 @@ class Taking:
                 waiting = await memory.spilled(waiting)
 
             await self._member.all_prepared(keep_up)  # still at low priority: guests run as before
-            with self._member.prompt():
+            with self._member.high_priority():
                 self._tell("pausing the guest")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()

@@ -75,9 +75,9 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             return partial(link, Path(directory))
         case ["job", kind, directory, *rest] if _JOB_OPTIONS.issuperset(rest):
             if "--last" in rest:
-                from vmckpt.hosts.processes.scheduling import session_comes_last
+                from vmckpt.hosts.processes.scheduling import session_low_priority
 
-                session_comes_last()  # first: everything else is work too
+                session_low_priority()  # first: everything else is work too
             from vmckpt.cli.hidden.job import job
 
             detail = ("-v" in rest) + 2 * ("-vv" in rest)

@@ -108,8 +108,8 @@ async def _committed(
     head: GroupHead, journal: GroupJournal, stored: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
     members = {vm: message["id"] for vm, message in stored.items()}
-    head.tell_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
-    return await head.all_say("committed", ANSWER_S + TOGETHER_S)
+    head.send_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
+    return await head.expect_all("committed", ANSWER_S + TOGETHER_S)
 
 
 def _journal(

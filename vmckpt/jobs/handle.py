@@ -34,7 +34,7 @@ R = TypeVar("R")
 POLL_S, ALIVE_S = 0.02, 1.0
 RECONNECT_S = 1.0
 # Grace period after a process has ended, for its last output.
-LAST_WORDS_S = 3.0
+LAST_LINES_S = 3.0
 START_TIMEOUT_S = 30.0
 # Time limit for a cancelled job to undo its work.
 END_S = 120.0
@@ -271,7 +271,7 @@ class _Watch:
             self._died_s = None
             return
         self._died_s = now_s if self._died_s is None else self._died_s
-        if not has_ended and now_s - self._died_s > LAST_WORDS_S:
+        if not has_ended and now_s - self._died_s > LAST_LINES_S:
             words = (await self._host.read_text(self._files.log) or "").strip().splitlines()
             raise OutcomeUnknownError(
                 f"it is unknown how the {self._job.kind.what} ended",

@@ -24,7 +24,7 @@ from vmckpt.errors import (
 from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_words
+from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_lines
 from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, first_journal
 from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.shared_link import SharedLink
@@ -218,7 +218,7 @@ class Migration:
         try:
             await work
         except (OutcomeUnknownError, MonitorLostError) as exc:
-            raise await with_last_words(exc, self._pair.destination) from exc
+            raise await with_last_lines(exc, self._pair.destination) from exc
 
     async def prepare(self) -> None:
         """Start the destination's QEMU, waiting, with the same guest-visible machine as the
@@ -320,7 +320,7 @@ class Migration:
     async def _explained(self, exc: BaseException) -> BaseException:
         """The error with the destination's messages, if those may explain it."""
         if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
-            return await with_last_words(exc, self._pair.destination)
+            return await with_last_lines(exc, self._pair.destination)
         return exc
 
     async def _settle(self) -> OwnershipMove:
@@ -354,7 +354,7 @@ class Migration:
                 await resume(self._pair.destination)
             except VmckptError as exc:
                 if await self._settle() is not OwnershipMove.DESTINATION_OWNS:
-                    raise await with_last_words(exc, self._pair.destination) from exc
+                    raise await with_last_lines(exc, self._pair.destination) from exc
         self._committed = True
         self._transfer_ended_s = time.monotonic()
 
@@ -402,12 +402,12 @@ class Migration:
 
         From here on its packets are observed from outside.
         """
-        from vmckpt.hosts.sockets.hearing import heard
+        from vmckpt.hosts.sockets.guest_silence import guest_silence
         from vmckpt.migrate.steps.arrival import announce, prove_alive
 
         guest = self._vm.spec.heartbeat_id if self._pair.was_running else None
         began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
-        hearing = heard(self._destination_host, guest, began_s, ended_s, self._note)
+        hearing = guest_silence(self._destination_host, guest, began_s, ended_s, self._note)
         self._hearing = asyncio.create_task(hearing)
         if self._pair.was_running:
             await both(
@@ -467,7 +467,7 @@ class Migration:
         from vmckpt.migrate.report import MigrationReport
 
         last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
-        heard = await self._hearing if self._hearing else None
+        guest_silence = await self._hearing if self._hearing else None
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._stops:
             method = "offline" if self._options.offline else "stop"
@@ -483,9 +483,9 @@ class Migration:
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),
             downtime_ms=last.downtime_ms if last else None,
-            guest_downtime_ms=heard.longest_gap_ms if heard else None,
-            guest_silent_ms=heard.silent_ms if heard else None,
-            heartbeats_lost=heard.lost if heard else None,
+            guest_downtime_ms=guest_silence.longest_gap_ms if guest_silence else None,
+            guest_silent_ms=guest_silence.silent_ms if guest_silence else None,
+            heartbeats_lost=guest_silence.lost if guest_silence else None,
             blocktime_ms=self._blocktime_ms,
             transferred_bytes=last.transferred_bytes if last else 0,
             rounds=self._transfer.rounds if self._transfer else 0,

@@ -54,10 +54,10 @@ async def migrate(
         vm = await read_again(vm)
         if not options.offline:
             return await _move(vm, destination, options, record, request, spec=vm.spec)
-        from vmckpt.migrate.offline import standing_in
+        from vmckpt.migrate.offline import temporary_qemu
 
         await tidy(vm)
-        async with standing_in(vm) as still:
+        async with temporary_qemu(vm) as still:
             settings = replace(options, method=Method.STOP)
             return await _move(still, destination, settings, record, request, spec=vm.spec)
 

@@ -77,7 +77,7 @@ class SecondPath(asyncio.DatagramProtocol):
 
     async def _beat(self, transport: asyncio.DatagramTransport, port: int) -> None:
         while True:
-            transport.sendto(self._hearing.say(), (self.there, port))
+            transport.sendto(self._hearing.next_datagram(), (self.there, port))
             await asyncio.sleep(HEARTBEAT_S)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class SecondPath(asyncio.DatagramProtocol):
         """A datagram arrived; one that the other side did not make is ignored."""
         before_s, now_s = self.heard_s, boottime_s()
         try:
-            self._hearing.hear(data, now_s)
+            self._hearing.receive(data, now_s)
         except WireError:
             return
         if self.heard_s == now_s and before_s is not None and before_s < now_s - PATIENCE_S:

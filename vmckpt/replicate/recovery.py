@@ -34,11 +34,11 @@ from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.control import write_last_word
+from vmckpt.replicate.control import write_last_status
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.operator.leftovers import end_stale, end_waiting, remove_stale_home
-from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.operator.sides import last_status
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.request import (
     REQUEST,
@@ -118,7 +118,7 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
     host, files = request.standby, ServiceFiles.of(request.standby, request.vm)
     if vm.qemu.replaces != Replaced(request.primary.name, request.qemu_id):
         return  # it was migrated or started here
-    if await last_word(host, files) is not None:
+    if await last_status(host, files) is not None:
         return
     about = ReplicaStatus(
         role=Role.STANDBY,
@@ -132,7 +132,7 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
         primary_qemu_id=request.qemu_id,
     )
     with suppress(StorageError):  # on a full disk the guest runs anyway
-        await write_last_word(host, files, about)
+        await write_last_status(host, files, about)
     tell_event(host, about)
 
 
@@ -237,9 +237,9 @@ async def _settle(
         ending=reason.partition(":")[0],
         why=reason,
     )
-    last = await last_word(request.primary, files)
+    last = await last_status(request.primary, files)
     status = ReplicaStatus.from_json(last.to_json() | about.to_json()) if last else about
-    await write_last_word(request.primary, files, status)
+    await write_last_status(request.primary, files, status)
     tell_event(request.primary, about)
 
 
@@ -359,7 +359,7 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
     files = ServiceFiles.of(request.primary, request.vm)
     try:
         text = await request.primary.read_text(files.request)
-        status = await last_word(request.primary, files)
+        status = await last_status(request.primary, files)
     except (OSError, StorageError):
         return True
     if at_any_rate and status is not None and status.has_ended and not status.has_left:

@@ -107,10 +107,10 @@ def require_encrypted(config: Config, location: str, key: KeySource | None) -> N
     source = key or from_environment()
     if source is None or config.is_encrypted:
         return
-    whence = "" if key else " in the environment"
+    origin = "" if key else " in the environment"
     raise RefusedError(
         f"the store {location} is not encrypted",
-        why=f"a key is given{whence} ({source.keeper} {source.where}), and all that is written "
+        why=f"a key is given{origin} ({source.keeper} {source.where}), and all that is written "
         "there could be read without it",
         remedy="if it was encrypted before, another has replaced its file `store`: find out who, "
         "and restore it (vmckpt store key import); if it is to be unencrypted, give no key, or: "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vmckpt.events.types import Event, Note, PhaseBegan
-from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, Ended, DrainEvent, Planned, Noted, Show, Progressed
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
@@ -79,13 +79,13 @@ def words(event: Event) -> str | None:
 def _plain_lines() -> Show:
     began_s = time.monotonic()
 
-    def show(happening: Happening) -> None:
+    def show(happening: DrainEvent) -> None:
         match happening:
             case Planned(plan):
                 text = total(plan)
             case Began(vm, source, destination):
                 text = f"{vm}: {source} -> {destination}"
-            case Went(vm, event):
+            case Progressed(vm, event):
                 line = words(event)
                 if line is None:
                     return
@@ -94,7 +94,7 @@ def _plain_lines() -> Show:
                 text = f"{vm}: runs on {where}, after {format_duration(took_s)}"
             case Ended(vm, where, _, why):
                 text = f"{vm}: stays on {where}: {why}"
-            case Said(text):
+            case Noted(text):
                 pass
         print(f"[{time.monotonic() - began_s:7.2f}s] {one_line(text)}", file=sys.stderr, flush=True)
 

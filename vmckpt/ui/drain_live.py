@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.events.types import Event, Progress
-from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, Ended, DrainEvent, Planned, Noted, Show, Progressed
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.drain import total, words
 from vmckpt.ui.drawn import drawn
@@ -46,7 +46,7 @@ class Screen:
         self._said: list[str] = []
         self._began_s = time.monotonic()
 
-    def add(self, happening: Happening) -> None:
+    def add(self, happening: DrainEvent) -> None:
         """Handle an event."""
         match happening:
             case Planned(plan):
@@ -56,14 +56,14 @@ class Screen:
                     self._rows[move.vm] = _Row(move.source, move.destination)
             case Began(vm, source, destination):
                 self._rows[vm] = _Row(source, destination, "asking both hosts", "cyan")
-            case Went(vm, event):
+            case Progressed(vm, event):
                 self._went(self._rows[vm], event)
             case Ended(vm, where, took_s, why):
                 words = f"✗ {why}" if why else f"✓ {format_duration(took_s)}"
                 row = self._rows.setdefault(vm, _Row(where, where))
                 row.state, row.style, row.is_over = words, "red" if why else "green", True
                 row.progress = None
-            case Said(text):
+            case Noted(text):
                 self._said.append(text)
 
     @staticmethod

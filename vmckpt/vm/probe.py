@@ -17,7 +17,7 @@ from vmckpt.installing import OS_RELEASE, Need, advice
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
-from vmckpt.vm.start import greeted, last_words
+from vmckpt.vm.start import greeted, last_lines
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
@@ -159,7 +159,7 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
         try:
             yield monitor
         except MonitorLostError as exc:
-            words = await last_words(host, stderr)
+            words = await last_lines(host, stderr)
             raise MonitorLostError(
                 f"QEMU on {host.name} did not answer",
                 why=f"{exc.why}; it said: {words}" if words else exc.why,

@@ -333,7 +333,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
             if not await host.is_alive(process):
                 await host.require_up()  # else the error is not from QEMU
                 what = f"QEMU did not start on {host.name}"
-                if words := await last_words(host, stderr):
+                if words := await last_lines(host, stderr):
                     remedy = "correct what it names; nothing was left behind"
                     if "-sandbox" in words:
                         remedy = (
@@ -363,7 +363,7 @@ async def _whereabouts(host: Host, process: ProcessId) -> str:
     return f"; the process is in {wchan or '?'}, state {state}" if state else ""
 
 
-async def last_words(host: Host, stderr: Path) -> str:
+async def last_lines(host: Host, stderr: Path) -> str:
     """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
     lines = [
         line.partition("Z ")[2] or line

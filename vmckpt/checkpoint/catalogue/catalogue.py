@@ -133,20 +133,20 @@ async def catalogue(
         silent = [one.error for one in there.damaged]
         return Catalogue(_merged(there.manifests, there.pins), silent, tuple(there.damaged))
     locations, silent = await known_locations(hosts, vm)
-    mute = list[VmckptError]()
+    unreachable = list[VmckptError]()
 
     async def read_location(location: StoreLocation) -> _There:
         try:
             return await _read(location, key, vm, named=False)
         except _ITS_OWN as exc:
-            mute.append(exc)
+            unreachable.append(exc)
             return _There([], [], {})
 
     found = await asyncio.gather(*(read_location(location) for location in locations))
     unreadable = tuple(one for there in found for one in there.damaged)
     every = [one for there in found for one in there.manifests]
     manifests, others = await in_thread(partial(_agreeing, every, _is_ours))
-    silent += [*mute, *(one.error for one in unreadable), *others]
+    silent += [*unreachable, *(one.error for one in unreadable), *others]
     pins: Pinned = {}
     for there in found:
         for checkpoint_id, those in there.pins.items():

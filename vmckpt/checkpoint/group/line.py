@@ -48,11 +48,11 @@ class Line:
     def __init__(self, reader: asyncio.StreamReader, writer: LineWriter, label: str) -> None:
         self._reader, self._writer, self.label = reader, writer, label
 
-    def say(self, word: str, **more: Any) -> None:
+    def send(self, word: str, **more: Any) -> None:
         """Send it, without confirmation."""
         self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
 
-    async def hear(self, within_s: float | None = None) -> LineMessage:
+    async def receive(self, within_s: float | None = None) -> LineMessage:
         """The next word. Raises OperationFailedError if the other end is gone or silent.
 
         Raises TimeoutError if it sends only heartbeats for `within_s`.
@@ -93,7 +93,7 @@ class Line:
 
         async def beat() -> None:
             while True:
-                self.say(_BEAT)
+                self.send(_BEAT)
                 await asyncio.sleep(BEAT_S)
 
         task = asyncio.ensure_future(beat())

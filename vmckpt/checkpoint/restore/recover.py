@@ -11,7 +11,7 @@ from vmckpt.epoch.disks import forget_files, remove_leftovers
 from vmckpt.epoch.output import BriefHold
 from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.processes.scheduling import real_time_is_over
+from vmckpt.hosts.processes.scheduling import end_real_time
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -71,7 +71,7 @@ async def release_output(vm: Vm) -> None:
 
     Also resets its QEMU's priority.
     """
-    real_time_is_over(vm.qemu.process.pid)
+    end_real_time(vm.qemu.process.pid)
     with suppress(VmckptError):  # QEMU has ended, or another operation has its monitor
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             await BriefHold(monitor, [], 1.0).release_all()

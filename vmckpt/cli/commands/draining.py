@@ -14,7 +14,7 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from vmckpt.fleet.drain.happenings import Show
+    from vmckpt.fleet.drain.events import Show
     from vmckpt.fleet.drain.plan import DrainOptions
     from vmckpt.fleet.drain.result import DrainResult
 

@@ -18,7 +18,7 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Event, PhaseBegan
-from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, Ended, Noted, Show, Progressed
 from vmckpt.fleet.drain.view import DrainTools
 from vmckpt.forecast.drain.crowding import PastMove
 from vmckpt.forecast.drain.fleet import PlannedMove
@@ -154,7 +154,7 @@ class Carrier:
 
     async def _carried(self, move: PlannedMove, marks: dict[str, float]) -> str:
         """Where the VM is then. Raises what `migrate` raises."""
-        vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
+        vm = await self.tools.find(move.vm, lambda text: self.show(Noted(text)))
         if vm.host.name != move.source:
             return vm.host.name  # it has been moved meanwhile
         await require_open(self.hosts[move.destination])  # it may be drained, too, by now
@@ -163,7 +163,7 @@ class Carrier:
         def tell(event: Event) -> None:
             if isinstance(event, PhaseBegan):
                 marks.setdefault(event.phase, time.monotonic())
-            self.show(Went(move.vm, event))
+            self.show(Progressed(move.vm, event))
 
         try:
             done = await vm.migrate(self.hosts[move.destination], self.options, tell)
@@ -184,7 +184,7 @@ class Carrier:
     async def _where(self, move: PlannedMove) -> str:
         """Raises OutcomeUnknownError."""
         try:
-            return (await self.tools.find(move.vm, lambda text: self.show(Said(text)))).host.name
+            return (await self.tools.find(move.vm, lambda text: self.show(Noted(text)))).host.name
         except VmckptError as exc:
             raise OutcomeUnknownError(
                 f"it is unknown where '{move.vm}' is: {exc.what}", why=exc.why, remedy=exc.remedy
@@ -201,7 +201,7 @@ class Carrier:
             self.ends(vm, where)
         except StorageError as exc:
             # The record says that it began: the next command checks where the VM is.
-            self.show(Said(str(exc)))
+            self.show(Noted(str(exc)))
 
     async def _who_is_down(self, move: PlannedMove) -> None:
         for name in (move.source, move.destination):

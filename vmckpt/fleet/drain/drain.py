@@ -26,7 +26,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.carry import Carrier
-from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, unless_gone
+from vmckpt.fleet.drain.events import Ended, DrainEvent, Planned, Noted, Show, unless_gone
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
@@ -113,7 +113,7 @@ async def undrain(
                 remedy="see vmckpt vm list",
             )
         if record is None:
-            show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
+            show(Noted(f"{host.name} was drained elsewhere: its VMs are not known here"))
         record = record or DrainRecord(host.name, new_run(), time.time())
         work = _Work(UNDRAIN, host, record, options=options, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
@@ -411,13 +411,13 @@ class _Work:
                     records.save(other.forgets(vm))
 
     def _say(self, text: str) -> None:
-        self._show(Said(text))
+        self._show(Noted(text))
 
-    def _tell(self, happening: Happening) -> None:
-        if isinstance(happening, Ended) and not happening.why:
-            self._moved[happening.vm] = happening.where
-            self._stay.pop(happening.vm, None)
-        self._show(happening)
+    def _tell(self, event: DrainEvent) -> None:
+        if isinstance(event, Ended) and not event.why:
+            self._moved[event.vm] = event.where
+            self._stay.pop(event.vm, None)
+        self._show(event)
 
     def _save(self, record: DrainRecord) -> None:
         self._record = record

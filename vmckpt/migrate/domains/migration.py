@@ -11,7 +11,7 @@ from vmckpt.errors import (
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
-from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
@@ -196,4 +196,4 @@ class DomainMigration:
         guest = self._domain.description.heartbeat_id
         if guest is None or self._domain.state != "running":
             return None
-        return await heard(self._ends[1], guest, self._began_s, self._ended_s, self._run.note)
+        return await guest_silence(self._ends[1], guest, self._began_s, self._ended_s, self._run.note)

@@ -18,7 +18,7 @@ from vmckpt.vm.inventory import running_operations
 
 POLL_S = 0.5
 # The time between the release of a VM's lock and the last line of the record.
-LAST_WORDS_S = 3.0
+LAST_LINES_S = 3.0
 
 
 def is_done_here(run: str) -> bool:
@@ -56,7 +56,7 @@ def _record(run: str) -> RunRecord:
 
 async def _ended(run: str) -> RunRecord:
     silent_s = 0.0
-    while silent_s < LAST_WORDS_S:
+    while silent_s < LAST_LINES_S:
         if (record := _record(run)).result is not None:
             return record
         silent_s = 0.0 if run in await running_operations() else silent_s + POLL_S

@@ -12,7 +12,7 @@ from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu, last_words, processes
+from vmckpt.vm.start import end_qemu, last_lines, processes
 
 QUERY_TIMEOUT_S = 3.0
 # Prefix of all jobs, nodes and exports of copies.
@@ -46,10 +46,10 @@ class End:
             await self.host.read_text(self.files.stderr) or ""
         )
 
-    async def last_words(self) -> str:
+    async def last_lines(self) -> str:
         """The end of its stderr; empty also if that cannot be read."""
         with suppress(VmckptError, OSError):  # the caller may ask because its host is gone
-            return await last_words(self.host, self.files.stderr)
+            return await last_lines(self.host, self.files.stderr)
         return ""
 
     async def monitor(self) -> Monitor:
@@ -182,8 +182,8 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
     await end_qemu(end.host, ram_dir, end.files, await_freed=await_freed)
 
 
-async def with_last_words(exc: VmckptError, destination: End) -> OperationFailedError:
+async def with_last_lines(exc: VmckptError, destination: End) -> OperationFailedError:
     """The error with the messages of the destination's QEMU, if those can be read."""
-    words = await destination.last_words()
+    words = await destination.last_lines()
     why = f"{exc.why}; the destination said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

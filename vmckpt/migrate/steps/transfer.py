@@ -175,9 +175,9 @@ class Transfer:
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
         rounds_are_short = self._switchover is not None and self._switchover.all_sent_once
         until_s = time.monotonic() + wait_s
-        stands_still = False
+        is_paused = False
         while event := await events.next(
-            wait_s if stands_still else max(0.0, until_s - time.monotonic())
+            wait_s if is_paused else max(0.0, until_s - time.monotonic())
         ):
             came = (event, *events.drain())
             news: list[Any] = [one.get("data", {}) for one in came]
@@ -188,10 +188,10 @@ class Transfer:
             if {"status": "completed"} in news:
                 return True
             if states := [one for one in news if "status" in one]:
-                stands_still = states[-1] == {"status": "device"}
+                is_paused = states[-1] == {"status": "device"}
             # No time for queries while devices and the last dirty pages are sent, nor at each of
             # the short rounds before that: QEMU answers between other work.
-            if not stands_still and (states or not rounds_are_short):
+            if not is_paused and (states or not rounds_are_short):
                 return False
         return False
 

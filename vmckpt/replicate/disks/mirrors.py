@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.epoch.guarding import standing_still
+from vmckpt.epoch.guarding import guest_paused
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.disks import nbd_server
@@ -214,7 +214,7 @@ async def drop_mirrors(monitor: Monitor, tell_guard: Callable[[str], None]) -> N
     does not end, HostDownError, OutcomeUnknownError.
     """
     if await block.query_mirrors(monitor, PREFIX):
-        async with standing_still(monitor, tell_guard):
+        async with guest_paused(monitor, tell_guard):
             await _end_jobs(monitor)
     for node in await commands.query_named_block_nodes(monitor):
         if node.node_name.startswith(PREFIX):

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from vmckpt.epoch.guarding import guard_command, standing_still
+from vmckpt.epoch.guarding import guard_command, guest_paused
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.deadman import attended
@@ -240,7 +240,7 @@ async def _commit_running(monitor: Monitor, vm: Vm, number: int) -> None:
             with suppress(CommandRefusedError):
                 await block.block_job_resume(monitor, job)
         if not one.concluded and (one.error or one.status == "ready"):
-            async with _standing_still(monitor, vm):
+            async with _guest_paused(monitor, vm):
                 if not one.error:
                     await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
                     await _rename(path, _committed(path))
@@ -266,11 +266,11 @@ async def _commit_running(monitor: Monitor, vm: Vm, number: int) -> None:
 
 
 @asynccontextmanager
-async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
+async def _guest_paused(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
     """Pause the guest: QEMU 7.2 crashes on a write that arrives while a disk replaces a mirror."""
     log = vm.directory.overlays / "guard.log"
     with attended(guard_command(vm.qemu), log) as tell:
-        async with standing_still(monitor, tell):
+        async with guest_paused(monitor, tell):
             yield
 
 

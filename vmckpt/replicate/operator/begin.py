@@ -23,7 +23,7 @@ from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.operator.sides import (
     POLL_S,
-    last_word,
+    last_status,
     sides,
     until_gone,
     until_recovered,
@@ -202,7 +202,7 @@ async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> R
             if status.state == PROTECTED and _second_path(status) != WAITING:
                 return status
         if not await vm.host.is_alive(service):
-            ended = await last_word(vm.host, files)
+            ended = await last_status(vm.host, files)
             why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
@@ -283,6 +283,6 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
 
 async def _took_over(standby: Host, name: str) -> bool:
     """Whether the VM is, or was, at home with a standby that has ended."""
-    ended = await last_word(standby, ServiceFiles.of(standby, name))
+    ended = await last_status(standby, ServiceFiles.of(standby, name))
     has_word = ended is not None and ended.state == PROMOTED
     return has_word or await read_vm(standby, name) is not None

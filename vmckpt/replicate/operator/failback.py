@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.operate import failover
@@ -41,7 +41,7 @@ async def failback(
     ended_s = time.monotonic()
     silence, guest = None, vm.spec.heartbeat_id
     if guest is not None:
-        silence = await heard(destination, guest, began_s, ended_s, lambda _, why: notes.append(why))
+        silence = await guest_silence(destination, guest, began_s, ended_s, lambda _, why: notes.append(why))
     downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
     notes += outcome.warnings
     return outcome._replace(guest_downtime_ms=downtime_ms, warnings=tuple(notes))

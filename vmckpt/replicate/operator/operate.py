@@ -18,7 +18,7 @@ from vmckpt.replicate.operator.leftovers import remove_stale_home, remove_taken_
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
-    last_word,
+    last_status,
     not_replicated,
     services,
     side_of,
@@ -136,7 +136,7 @@ async def _taken_over(
         with suppress(HostDownError):  # it may already have taken over and ended
             await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
-    status = (await last_word(standby.host, files)) or standby.status
+    status = (await last_status(standby.host, files)) or standby.status
     if status.state != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",

@@ -80,11 +80,11 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
         answer = await ask(host, files, "status", STATUS_TIMEOUT_S)
         return ReplicaSide(host, answer, answers=True)
     except HostDownError as exc:
-        status = await last_word(host, files) or await _without_a_word(host, files, exc)
+        status = await last_status(host, files) or await _status_of_dead(host, files, exc)
         return ReplicaSide(host, status, answers=False)
 
 
-async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
+async def _status_of_dead(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
     """The status of a service that was killed or hangs."""
     text = await host.read_text(files.request) or "{}"
     try:
@@ -103,7 +103,7 @@ async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownErro
     )
 
 
-async def last_word(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
+async def last_status(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
     """What a service recorded at its end; None: it has not ended, or was killed.
 
     A record that a power cut emptied counts as none.

@@ -25,7 +25,7 @@ from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
-    last_word,
+    last_status,
     not_replicated,
     services,
     side_of,
@@ -290,7 +290,7 @@ async def _doubt(
         return _not_certain(name, f"its standby's host, {standby}, is not in the inventory")
     if why := "; ".join(f"{one.what}: {one.why}" for one in silent):
         return _not_certain(name, f"neither the arbiter nor every host answers: {why}")
-    status = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
+    status = [await last_status(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
         one.state == PROMOTED and one.run == primary.status.run for one in status if one is not None
     ):
@@ -327,7 +327,7 @@ async def _settle_term(
     It is asked if its service was killed, or left the guest to a standby that does not have it. How
     the services ended counts, not what they said before.
     """
-    words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
+    words = [(side, await last_status(side.host, ServiceFiles.of(side.host, name))) for side in found]
     primaries = [(side, status) for side, status in words if side.status.is_primary]
     runs = {side.status.run for side, _ in primaries}
     is_left = any(_is_left(status) for _, status in primaries)
@@ -417,7 +417,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         f"command. {without}",
     )
     await while_there_is(lambda: host.is_alive(process), late)
-    status = await last_word(host, files)
+    status = await last_status(host, files)
     if status is None or not status.has_ended:
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(

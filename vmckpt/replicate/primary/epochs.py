@@ -16,7 +16,7 @@ from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.processes.scheduling import prompt
+from vmckpt.hosts.processes.scheduling import high_priority
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.options.replication import ReplicationOptions
@@ -226,7 +226,7 @@ class Epochs:
         early, pauses = await self._passes()
         self._require_room(early)
         captured_s = time.monotonic()
-        with self._killed_if_stuck(), intake.open(), prompt():
+        with self._killed_if_stuck(), intake.open(), high_priority():
             epoch = await self._capture.epoch(
                 self._stream.next_number,
                 resume_guest=resume_guest,
@@ -245,7 +245,7 @@ class Epochs:
         """Send what was written, in passes while the guest runs; returns pages and pauses."""
         intake, early, pauses = self._mirrors.intake, 0, list[float]()
         while self._wants_pass(early):
-            with self._killed_if_stuck(), intake.open(), prompt():
+            with self._killed_if_stuck(), intake.open(), high_priority():
                 spans, pause_s = await self._capture.early()
             if pause_s is not None:
                 pauses.append(pause_s)

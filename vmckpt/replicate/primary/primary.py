@@ -16,7 +16,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.processes.deadman import armed, attended
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.hosts.processes.process import identify
-from vmckpt.hosts.processes.scheduling import give_way
+from vmckpt.hosts.processes.scheduling import batch_priority
 from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
@@ -117,7 +117,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
-        give_way()  # everything that runs beside it has been started
+        batch_priority()  # everything that runs beside it has been started
         unprotected.pop_all()  # from here on, how the protection ends decides about the claim
         # A host that shuts down sends this to all processes, QEMU included.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)

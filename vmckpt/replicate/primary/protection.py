@@ -20,7 +20,7 @@ from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
-from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_word
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_status
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
@@ -123,7 +123,7 @@ class Protection:
         self._ending = ending
         self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"
         try:
-            await write_last_word(self._vm.host, self._files, self.status())
+            await write_last_status(self._vm.host, self._files, self.status())
         except StorageError:
             # If both are on one machine, a standby that has the guest removes what is here.
             if await self._vm.host.exists(self._files.path):
@@ -426,7 +426,7 @@ class Protection:
             if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
                 with suppress(StorageError):  # the guest continues, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
-                self._keeper.go_alone(is_certain=word == GO_ALONE)
+                self._keeper.continue_alone(is_certain=word == GO_ALONE)
             self._wake.set()
             await poll(lambda: self._ending is not None, every_s=POLL_S)
         return self.status()

@@ -17,7 +17,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.processes.deadman import armed
-from vmckpt.hosts.processes.scheduling import be_prompt, give_way
+from vmckpt.hosts.processes.scheduling import normal_priority, batch_priority
 from vmckpt.hosts.remote.tls import listening, token_of
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
@@ -29,7 +29,7 @@ from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.preflight.replication.memory import standby_bytes
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
-from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_word
+from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_status
 from vmckpt.replicate.disks.copies import StandbyFile, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import DisksJournal, journal_of
 from vmckpt.replicate.narration import narrated
@@ -240,7 +240,7 @@ class Standby:
         request, warm = self._requested, self._warm
         taking = TakeOver(self._request, self._lease, replica, primary, request, lack=warm.lack)
         self._taking = taking
-        give_way()  # its QEMU, which was started before, does not
+        batch_priority()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
         try:
@@ -257,7 +257,7 @@ class Standby:
                 if not taking.is_due(receiving):
                     continue
                 self._noticed_s = boottime_s()
-                be_prompt()
+                normal_priority()
                 move = await taking.settled(receiving)
                 self._entitled_s = boottime_s()
                 self._why = taking.why
@@ -267,7 +267,7 @@ class Standby:
                     await to_the_end(self._promote(replica, channel))
                 if move is not StandbyMove.FOLLOW:
                     return
-                give_way()
+                batch_priority()
         finally:
             receiving.cancel()
             ended.cancel()
@@ -336,7 +336,7 @@ class Standby:
             self._dismissed.set()
         elif word in ("failover", TAKE_ALONE):
             if word == TAKE_ALONE and self._taking is not None:
-                self._taking.go_alone()
+                self._taking.continue_alone()
             self._requested.set()
             await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
@@ -381,7 +381,7 @@ class Standby:
         return "following" if self._replica and self._replica.complete else "copying"
 
     async def _write_status(self) -> None:
-        await write_last_word(self._request.standby, self._files, self.status())
+        await write_last_status(self._request.standby, self._files, self.status())
 
 
 def _ms(seconds: float) -> float:

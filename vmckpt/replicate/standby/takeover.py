@@ -96,7 +96,7 @@ class TakeOver:
                 self.why = f"{exc.what}: {exc.why}"
                 await asyncio.sleep(TICK_S)
 
-    def go_alone(self) -> None:
+    def continue_alone(self) -> None:
         """The operator has made sure that the primary is dead: no term is needed while the command
         waits, but not later.
         """

@@ -82,12 +82,12 @@ class Hearing:
         self.heard_s: float | None = None
         self.answered_s: float | None = None
 
-    def say(self) -> bytes:
+    def next_datagram(self) -> bytes:
         """The next datagram."""
         self._sent += 1
         return encode_beat(Beat(self._side, self._sent, self._heard), self._key)
 
-    def hear(self, data: bytes, now_s: float) -> None:
+    def receive(self, data: bytes, now_s: float) -> None:
         """Process a datagram; one that was received before is ignored. Raises WireError."""
         beat = decode_beat(data, self._key)
         if beat.sender is not self._side.other:
