@@ -90,7 +90,7 @@ class Alone:
     is_grouped = False
 
     def high_priority(self) -> AbstractContextManager[None]:
-        """As `Member.prompt`."""
+        """As `Member.high_priority`."""
         return nullcontext()
 
     def pausing(self, _tell_guard: Callable[[str], None]) -> AbstractContextManager[None]:
