@@ -33,7 +33,7 @@ class DomainMove(Enum):
 
     WAIT = "wait"
     SOURCE_OWNS = "the source has it"
-    DESTINATION_OWNS = "the target has it"
+    DESTINATION_OWNS = "the destination has it"
     BROKEN_POSTCOPY = "its memory is on both, and the connection broke"
     LOST = "it runs nowhere"
     UNKNOWN = "it cannot be said"

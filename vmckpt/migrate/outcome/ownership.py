@@ -65,11 +65,11 @@ class OwnershipMove(Enum):
     CANCEL = "cancel the migration"
     YANK = "cut the connection between the two QEMUs"
     RECONNECT = "rejoin the two ends of a post-copy"
-    RUN_DESTINATION = "let the target run"
-    KILL_DESTINATION = "make sure that the target never runs"
+    RUN_DESTINATION = "run the destination"
+    KILL_DESTINATION = "make sure that the destination never runs"
     RUN_SOURCE = "let the source run"
     SOURCE_OWNS = "the source has the guest"
-    DESTINATION_OWNS = "the target has the guest"
+    DESTINATION_OWNS = "the destination has the guest"
     LOST = "the guest runs nowhere and cannot go on from memory"
     UNKNOWN = "an end does not answer"
 
@@ -77,8 +77,8 @@ class OwnershipMove(Enum):
 def decide(view: OwnershipView) -> OwnershipMove:
     """The next move towards the guest being on exactly one host, given both ends.
 
-    The rule: the target may run only when the source has said "completed" (or is in post-copy); the
-    source may run again only when the target never ran and never will: it is dead, or waits for a
+    The rule: the destination may run only when the source has said "completed" (or is in post-copy); the
+    source may run again only when the destination never ran and never will: it is dead, or waits for a
     `cont` that is never sent once the source's migration is given up.
     """
     source, destination = view.source, view.destination

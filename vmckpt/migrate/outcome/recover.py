@@ -42,7 +42,7 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
 # The outcomes of a recovery.
-FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
+FINISHED, UNDONE = "finished: the VM is on the destination", "undone: the VM is on the source"
 
 
 @dataclass(frozen=True, slots=True)
