@@ -76,8 +76,9 @@ async def take(
 ) -> TakenCheckpoint:
     """Take it; the guest continues in any case.
 
-    `access` opens the store at `location`. A `member` is taken together with the others of its group.
-    Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
+    `access` opens the store at `location`. A `member` is taken together with the others of its
+    group. Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it
+    remains.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)

@@ -125,8 +125,9 @@ class Lease:
     async def claim(self) -> HeldTerm:
         """Claim the next term from a holder that may still act; raises as `take` does.
 
-        From here on that holder can no longer record anything, least of all that it continues alone:
-        so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
+        From here on that holder can no longer record anything, least of all that it continues
+        alone: so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not
+        before.
         """
         return await self._take(self._require_entitled)
 

@@ -31,12 +31,12 @@ def copy_checkpoints(
 ) -> list[Manifest]:
     """Copy checkpoints one after the other, each completely or not at all.
 
-    They keep their ids, so that the destination has the source's parent relations, and operators' pins.
-    If the destination has the parent, only the difference to it is read. `copied` receives each one. A
-    checkpoint that the source no longer has is left out. Raises StorageError; at the end, after all
-    that can be copied, DamagedError (the source has unreadable ones, or the destination has different
-    ones with their ids), else BusyError (some are being removed in the source, or a writer of the
-    same VM is active in the destination).
+    They keep their ids, so that the destination has the source's parent relations, and operators'
+    pins. If the destination has the parent, only the difference to it is read. `copied` receives
+    each one. A checkpoint that the source no longer has is left out. Raises StorageError; at the
+    end, after all that can be copied, DamagedError (the source has unreadable ones, or the
+    destination has different ones with their ids), else BusyError (some are being removed in the
+    source, or a writer of the same VM is active in the destination).
     """
     every, done = list(manifests), []
     bad, busy = dict[str, DamagedError](), dict[str, BusyError]()

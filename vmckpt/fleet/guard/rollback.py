@@ -111,7 +111,8 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
 async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, is_confirmed: bool) -> bool:
     """Whether the recorded restore put the VM back; a running one is cancelled first.
 
-    With `is_confirmed` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
+    With `is_confirmed` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM
+    runs.
     """
     if record.restore is None:
         return False

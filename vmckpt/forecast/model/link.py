@@ -31,13 +31,13 @@ class Moved(NamedTuple):
 
     `stalled_s` is the guest's downtime (None: unknown, or stopped throughout), `last_pages` an
     upper bound of the pages sent meanwhile (None: unknown); `felt`: measured by clients of the
-    guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `similarity`: how similar its guest
-    is to the one asked about; what moves take besides sending is learned from the most similar
-    alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is then its
-    total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast pages
-    go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its weight for
-    the cost of a page. `squeezed`: the number of pages whose bytes compression saved. `holes`: the
-    number of zero pages that were not in the source's memory file.
+    guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `similarity`: how similar its
+    guest is to the one asked about; what moves take besides sending is learned from the most
+    similar alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is
+    then its total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast
+    pages go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its
+    weight for the cost of a page. `squeezed`: the number of pages whose bytes compression saved.
+    `holes`: the number of zero pages that were not in the source's memory file.
     """
 
     pages: float

@@ -223,8 +223,8 @@ def play_precopy(
 ) -> Played:
     """Simulate a pre-copy with the downtime limit `limit_s` for a guest that dirties by `load`.
 
-    `scenario`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out over
-    many rounds. Auto-converge takes up to `most_throttle` of the processor time; 0: off. With
+    `scenario`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out
+    over many rounds. Auto-converge takes up to `most_throttle` of the processor time; 0: off. With
     `until_stalled` it ends when rounds make no progress (hybrid): the rest is left to post-copy.
     """
     page_s, limited = dirtied_s(guest, times, 1.0), bool(times.bandwidth_bytes_per_s)

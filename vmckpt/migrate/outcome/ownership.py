@@ -77,9 +77,9 @@ class OwnershipMove(Enum):
 def decide(view: OwnershipView) -> OwnershipMove:
     """The next move towards the guest being on exactly one host, given both ends.
 
-    The rule: the destination may run only when the source has said "completed" (or is in post-copy); the
-    source may run again only when the destination never ran and never will: it is dead, or waits for a
-    `cont` that is never sent once the source's migration is given up.
+    The rule: the destination may run only when the source has said "completed" (or is in
+    post-copy); the source may run again only when the destination never ran and never will: it is
+    dead, or waits for a `cont` that is never sent once the source's migration is given up.
     """
     source, destination = view.source, view.destination
     if source.migration is not None and source.migration.in_postcopy:

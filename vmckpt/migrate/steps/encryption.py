@@ -36,8 +36,8 @@ class TlsCredentials(NamedTuple):
     """The names of both QEMUs' credentials: for RAM, and for disk streams to the destination.
 
     The source connects with `source` (its peer must be `hostname`), the destination listens with
-    `destination` and admits the peers in `authz`. The same values are NBD's `tls-creds`, `tls-hostname`
-    and `tls-authz`; None: not checked, since only both ends have the key.
+    `destination` and admits the peers in `authz`. The same values are NBD's `tls-creds`,
+    `tls-hostname` and `tls-authz`; None: not checked, since only both ends have the key.
     """
 
     source: str

@@ -64,8 +64,8 @@ class DiskPlan(NamedTuple):
 class DiskPaths(NamedTuple):
     """A disk's paths on both hosts. `shared` is None if that could not be determined: see `why`.
 
-    `device`: the disk is a device on one of the hosts, and not declared shared. `destination_left`: the
-    existing file is the VM's own, left by a replication.
+    `device`: the disk is a device on one of the hosts, and not declared shared. `destination_left`:
+    the existing file is the VM's own, left by a replication.
     """
 
     number: int

@@ -6,9 +6,9 @@ writes each epoch that it has completely to the shared file, as it does to a cop
 never ahead of the memory from which a failover continues. The primary's guest does not see these
 writes: its overlay has all of them and more.
 
-When the protection has ended here, the overlay is committed to the shared file (`commit_overlays`): only by
-the side that has the VM's term, and only after the standby's service has certainly ended. So there
-are never two writers.
+When the protection has ended here, the overlay is committed to the shared file (`commit_overlays`):
+only by the side that has the VM's term, and only after the standby's service has certainly ended.
+So there are never two writers.
 """
 
 import asyncio
@@ -79,7 +79,8 @@ async def add_overlays(
 ) -> list[MirrorSource]:
     """Make the guest write to overlays, which become the sources.
 
-    Raises OperationFailedError, CommandRefusedError, StorageError; `commit_overlays` undoes what was done.
+    Raises OperationFailedError, CommandRefusedError, StorageError; `commit_overlays` undoes what
+    was done.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
     await host.remove(vm.directory.overlays)  # not committed by a killed `commit_overlays`, and no longer needed

@@ -21,10 +21,11 @@ from vmckpt.vm.inventory import Vm
 async def failback(
     vm: Vm, destination: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
 ) -> ReplicationOutcome:
-    """Have `destination` protect the VM and then take it over; returns the status of `destination`'s side.
+    """Have `destination` protect the VM and then take it over; returns the status of
+    `destination`'s side.
 
-    If `destination` already protects it, it only takes over. Raises as `start` and `failover` do: the VM
-    runs where it was, or on `destination`, or a standby may take it over, as the error says.
+    If `destination` already protects it, it only takes over. Raises as `start` and `failover` do:
+    the VM runs where it was, or on `destination`, or a standby may take it over, as the error says.
     """
     if not options.arbiter:  # see `last_options`
         raise RefusedError(
@@ -76,8 +77,8 @@ def came_from(vm: Vm) -> str:
 async def last_options(vm: Vm, destination: Host) -> ReplicationOptions | None:
     """The options of the replication that brought it here, or ended here; None: unknown.
 
-    Arbiter, credentials and fencing agent are used on `destination` too: they are omitted unless that
-    host recorded the same, or is the same machine. Raises UsageError.
+    Arbiter, credentials and fencing agent are used on `destination` too: they are omitted unless
+    that host recorded the same, or is the same machine. Raises UsageError.
     """
     try:
         options = await _options_at(vm.host, vm.name)

@@ -153,7 +153,8 @@ class TermKeeper:
             self.replaced.set()
 
     async def in_sync(self, replica: str) -> bool:
-        """`replica` may take over from now on; tries until the arbiter answers, or `continue_alone`.
+        """`replica` may take over from now on; tries until the arbiter answers, or
+        `continue_alone`.
 
         False when another has taken the term: this guest must not run again.
         """
@@ -211,7 +212,8 @@ class TermKeeper:
             await self._lease.give_up()
 
     async def take_back(self, is_standbys: Callable[[str], bool]) -> bool:
-        """After `hand_over`: hold the term again, no replica in sync, or need none (`continue_alone`).
+        """After `hand_over`: hold the term again, no replica in sync, or need none
+        (`continue_alone`).
 
         Tries until the arbiter answers. False when another has it: this guest must not run again.
         Nor may it if any other than its own standby gave the term up: that one had the guest from a
