@@ -298,7 +298,7 @@ async def _delete(monitor: Monitor, node: str) -> None:
         )
     except CommandRefusedError as exc:
         raise OperationFailedError(
-            f"{monitor.label} does not let go of '{node}'",
+            f"{monitor.label} does not release '{node}'",
             why=exc.description,
             remedy="take the checkpoint again, which retries",
         ) from exc

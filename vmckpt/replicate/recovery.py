@@ -333,7 +333,7 @@ async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -
             why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "
             "directory may not be mounted",
             remedy="restore access to the arbiter and to hosts that do not answer, then try again; "
-            f"if {request.standby.name} is off for certain: vmckpt replicate stop {request.vm} "
+            f"if {request.standby.name} is certainly off: vmckpt replicate stop {request.vm} "
             "--standby-is-dead",
         )
 

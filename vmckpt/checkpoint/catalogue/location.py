@@ -225,7 +225,7 @@ async def access_to(
         if key is not None or from_environment() is not None:
             raise NotFoundError(
                 f"there is no store in {location.label}",
-                why="a key is given, and a store that is made by the way is not encrypted",
+                why="a key is given, and a store that is created implicitly is not encrypted",
                 remedy=f"make it first: vmckpt store init {location.label} --key-file FILE",
             ) from None
         return Access(may_be_made=True)

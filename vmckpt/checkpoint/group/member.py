@@ -4,7 +4,7 @@ A cut (vmckpt/group/README.md):
 
     member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
-    head:    set (all are prepared) -> cut (all are set; those of one machine by turns)
+    head:    set (all are prepared) -> cut (all are set; those of one machine in turn)
              -> release (all have stopped) -> store (all have captured) -> commit (all have stored)
 
 A restore:

@@ -385,7 +385,7 @@ class _Connection:
         try:
             lost = await self._link.run()
             self.lost = self.lost or lost
-        except Exception as exc:  # noqa: BLE001 - no request may wait for good
+        except Exception as exc:  # noqa: BLE001 - no request may wait indefinitely
             self.lost = LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",

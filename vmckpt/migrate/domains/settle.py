@@ -175,7 +175,7 @@ async def unknown(
     seen = [await _processes(journal.uuid, host) for host in silent]
     if EndState.LOCKED in (view.source, view.destination):
         remedy = (
-            f"wait, then: {again}; if it stays so: systemctl restart libvirtd on {source.name} "
+            f"wait, then: {again}; if that does not help: systemctl restart libvirtd on {source.name} "
             "(its QEMUs live on)"
         )
     elif silent:

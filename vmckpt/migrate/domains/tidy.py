@@ -161,7 +161,7 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
             why=f"to it the domain {where.value}",
-            remedy=f"if it stays so, see its log on {journal.target}: journalctl -u libvirtd",
+            remedy=f"if it remains silent, see its log on {journal.target}: journalctl -u libvirtd",
         )
 
 

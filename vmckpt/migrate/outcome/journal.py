@@ -40,7 +40,7 @@ class MigrationJournal:
     What it creates is in the destination's `target_qemu` directory, except the copies of `disks`.
     `step` is the last one begun; `was_running`: the guest ran when it began. `offline`: the VM is
     off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the guest
-    beforehand. `platform`: that of both QEMUs. `source` and `destination` are the operator's names
+    beforehand. `platform`: that of both QEMUs. `source` and `target` are the operator's names
     of these hosts; `source_id` and `target_id` identify them (hosts/inventory/identity.py; None: an
     older vmckpt wrote it).
     """

@@ -282,6 +282,6 @@ async def _await_decision(standby: Host, name: str) -> None:
         why="it must wait until the primary can certainly no longer act",
         remedy="it keeps trying: restore access to the arbiter, and `vmckpt replicate status`. "
         f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
-        f"is off for certain: vmckpt replicate failover {name} --primary-is-dead",
+        f"is certainly off: vmckpt replicate failover {name} --primary-is-dead",
     )
     await while_there_is(lambda: services(standby, name), late)

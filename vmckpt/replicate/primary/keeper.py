@@ -189,7 +189,7 @@ class TermKeeper:
 
         `is_certain`: all hosts say so. If not, the operator says so, which does not count once
         another took the term (`is_refuted`): what is here is older then, and does not run again. If
-        it counts, no term is needed, and the guard lets go of a QEMU that it has held
+        it counts, no term is needed, and the guard releases a QEMU that it has held
         since the lease ended.
         """
         self._is_said_alone, self._is_certain = True, is_certain or self._is_certain

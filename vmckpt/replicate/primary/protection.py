@@ -130,7 +130,7 @@ class Protection:
                 raise
 
     async def _end_qemu(self) -> None:
-        """End QEMU for certain, however long that takes: others rely on it."""
+        """Make sure that QEMU has ended, however long that takes: others rely on it."""
         pid = self._vm.qemu.process.pid
         while self._qemu_lives():
             self._signal(signal.SIGKILL)
