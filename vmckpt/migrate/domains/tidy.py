@@ -160,8 +160,8 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
     elif where is EndState.WAITING:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
-            why=f"to it the domain {where.value}",
-            remedy=f"if it remains silent, see its log on {journal.target}: journalctl -u libvirtd",
+            why=f"it reports that the domain {where.value}",
+            remedy=f"if that does not change, see its log on {journal.target}: journalctl -u libvirtd",
         )
 
 
