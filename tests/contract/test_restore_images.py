@@ -137,7 +137,7 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     wish = ForkOptions(asked.checkpoint, "web-fork", 3, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
     first, second, third = asyncio.run(forks.fork(host, asked.location, wish, run="r"))
-    assert "is there already" in first.error
+    assert "exists already" in first.error
     assert "did not start" in second.error
     assert "did not start" in third.error  # its memory is there, though the second one's is gone
     assert image.read_bytes() == b"another VM's"

@@ -192,7 +192,7 @@ def test_a_server_that_starts_nothing_is_given_up(
 
             monkeypatch.setattr(wire, "log_in", log_in_and_freeze)
             entry = frozen.entry("a", tmp_path)
-            with pytest.raises(HostDownError, match="a does not let us run a command"):
+            with pytest.raises(HostDownError, match="a refuses to run a command"):
                 await wire.open_wire("a", entry.address, entry.vmckpt)
 
         asyncio.run(play())

@@ -262,7 +262,7 @@ class Taking:
             return origin._replace(id=new_id())
         if wanted in await self._store_calls(store.ids):
             raise RefusedError(
-                f"checkpoint {wanted} is there already",
+                f"checkpoint {wanted} exists already",
                 why="an earlier request has taken it",
                 remedy="there is nothing to do: see `vmckpt checkpoint show`",
             )

@@ -223,7 +223,7 @@ def report(error: Exception | StopRequestedError) -> int:
             storage = StorageError(
                 f"cannot use {error.filename or 'a file'}",
                 why=error.strerror or str(error),
-                remedy="check that it is there, its rights, and free space",
+                remedy="check that it exists, its permissions, and free space",
             )
             return print_error(storage, as_json=as_json)
         case _:  # anything else is a bug of ours, reported as one

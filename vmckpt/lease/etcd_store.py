@@ -76,7 +76,7 @@ class EtcdStore:
             raise StorageError(
                 f"the lease of '{vm}' is gone",
                 why=f"{self._prefix}{vm} was removed from etcd",
-                remedy="stop every protection of the VM, make sure that it runs once, and "
+                remedy="stop every protection of the VM, make sure that it runs only once, and "
                 "protect it again",
             )
         return found

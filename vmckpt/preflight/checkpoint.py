@@ -118,7 +118,7 @@ async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
     host = restored.vm.host
     for disk in restored.disks:
         if disk.is_new and await host.exists(disk.path):
-            reason = f"{disk.path} is there already"
+            reason = f"{disk.path} exists already"
             yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
             continue
         name = restored.vm.name

@@ -98,7 +98,7 @@ def _export(
             raise StorageError(
                 f"cannot write {destination}",
                 why=exc.strerror or str(exc),
-                remedy="check that the folder exists, its rights, and free space",
+                remedy="check that the folder exists, its permissions, and free space",
             ) from exc
         return Exported(disk, kind, total)
 

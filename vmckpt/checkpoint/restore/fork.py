@@ -339,7 +339,7 @@ class _Forking:
         for path in disks:
             if await host.exists(path):
                 raise RefusedError(
-                    f"{path} is there already",
+                    f"{path} exists already",
                     why="another VM may use it",
                     remedy="remove it, or choose another name for the forks (--name)",
                 )

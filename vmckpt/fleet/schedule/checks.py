@@ -25,7 +25,7 @@ def require_sense(record: ScheduleRecord) -> None:
             window = f" within {request.window}" if request.window else ""
             raise UsageError(
                 f"'{request.cron}' is never due{window}",
-                why="no such time comes in the next years",
+                why="no such time occurs in the coming years",
                 remedy="fix the expression" + (", or the window" if window else ""),
             )
         gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
@@ -61,7 +61,7 @@ async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
         if not await is_there(location):
             raise RefusedError(
                 f"there is no store in {location.label}",
-                why="checkpoints are copied into stores that are there",
+                why="checkpoints are copied only to existing stores",
                 remedy=f"make it first: vmckpt store init {location.label}",
             )
         await access_to(location, key)

@@ -378,5 +378,5 @@ def _storage(exc: OSError) -> VmckptError:
     return StorageError(
         f"cannot use {exc.filename or 'a file'}",
         why=exc.strerror or str(exc),
-        remedy="check that it is there, its rights, and free space",
+        remedy="check that it exists, its permissions, and free space",
     )

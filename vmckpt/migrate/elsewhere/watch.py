@@ -57,7 +57,7 @@ async def find_job(run: str) -> Handle[MigrationRequest, MigrationResult]:
         job = attach(MIGRATE, host, run)
         if await host.exists(earlier_order(host.state_dir, run)):
             raise RefusedError(
-                f"run {run} on {host.name} was begun by an earlier vmckpt",
+                f"run {run} on {host.name} was begun by an earlier version of vmckpt",
                 why="this one cannot read its events",
                 remedy="wait for its end: vmckpt vm list shows where the VM is",
             )

@@ -261,7 +261,7 @@ class NewArchive(_Objects):
     def _require_free(self) -> None:
         if self.path.exists():
             raise RefusedError(
-                f"{self.path} is there already",
+                f"{self.path} exists already",
                 why="it would be lost",
                 remedy="choose another file, or remove it",
             )

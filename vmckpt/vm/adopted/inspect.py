@@ -63,7 +63,7 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     argv = tuple(text.removesuffix("\0").split("\0"))
     if (kind := await inside.query_architecture(monitor)) != "x86_64":
         raise RefusedError(
-            f"it is a machine of kind {kind}", why="vmckpt moves x86_64 machines", remedy="none"
+            f"it is a machine of kind {kind}", why="vmckpt supports only x86_64", remedy="none"
         )
     devices = await commands.qom_children(monitor, "/machine/peripheral")
     named = _ids(argv, "device")

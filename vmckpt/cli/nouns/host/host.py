@@ -313,7 +313,7 @@ def calibrate(
     memory_bytes = parse_size_bytes(size)
     if memory_bytes < LEAST_BYTES or memory_bytes % (1 << 20):
         raise UsageError(
-            f"--size {size} does not do",
+            f"--size {size} is not a size to calibrate with",
             why=f"it must be whole MiB, at least {format_size(LEAST_BYTES)}",
             remedy="write e.g. --size 256M",
         )
