@@ -218,7 +218,7 @@ async def restored(memory: str) -> dict[str, Any]:
 
 
 async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
-    """Restored where there is no such VM any more; who asks all the time is answered when?"""
+    """Restored where there is no such VM any longer; who asks all the time is answered when?"""
     await asyncio.to_thread(made.ok, "vm", "stop", NAME, "--force")
     await asyncio.to_thread(made.ok, "vm", "rm", NAME)
     (made.shared / f"{NAME}.qcow2").unlink(missing_ok=True)
@@ -227,7 +227,7 @@ async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
         done = await asyncio.to_thread(made.ok, "checkpoint", "restore", point)
         answered_unix_s = float((await asyncio.to_thread(probe.communicate))[0])
     answered_ms = (answered_unix_s - done["ran_unix_s"]) * 1e3 + done["running_ms"]
-    while (  # noqa: ASYNC110 - nobody tells
+    while (  # noqa: ASYNC110 - no one tells
         await asyncio.to_thread(made.ok, "vm", "show", NAME)
     )["operation"]:
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The kept runs of benchmarks/forecast, forecast anew by the model as it stands."""
+"""The kept runs of benchmarks/forecast, forecast again by the model as it stands."""
 
 import json
 import tarfile

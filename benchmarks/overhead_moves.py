@@ -33,7 +33,7 @@ WAYS = (BARE, *OPTIONS)
 BLOCK = 2 * len(WAYS)
 # Without a tight limit QEMU may stop the guest with 0.2 s of sending left, or with none, as it
 # happens: what the command adds is lost in that. The rounds take turns with both.
-USUAL_LIMIT_MS = 300  # of vmckpt's and of QEMU's: nobody types it
+USUAL_LIMIT_MS = 300  # of vmckpt's and of QEMU's: no one types it
 DOWNTIME_LIMITS_MS = (USUAL_LIMIT_MS, 30)
 SETTLE_S = 1.5
 # The guest's own load is about 25 % of two cores.

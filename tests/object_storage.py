@@ -43,7 +43,7 @@ def environment(url: str) -> dict[str, str]:
 
 
 def new_location() -> str:
-    """A prefix that nobody has."""
+    """A prefix that no one has."""
     return f"s3://{BUCKET}/{secrets.token_hex(8)}"
 
 

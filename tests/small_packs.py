@@ -146,7 +146,7 @@ class Killed(BaseException):
 class Stepped(LocalBackend):
     """A directory whose locks keep none away. `then` runs before change number `at` of it.
 
-    Once `then` has raised, nothing changes any more.
+    Once `then` has raised, nothing changes any longer.
     """
 
     locks_last = False

@@ -39,7 +39,7 @@ SENT = answering(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(LocalHost):
-    """A host whose QEMU has sent all of a VM that stands still."""
+    """A host whose QEMU has sent all of a VM that is paused."""
 
     talks: list["asyncio.Task[None]"] = field(default_factory=list)
 

@@ -197,7 +197,7 @@ def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
 def test_a_client_that_may_only_add_has_gc_keep_no_earlier_generation_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_merged: bool
 ) -> None:
-    """It adds a pack of the name that one had before gc wrote it anew, and a checkpoint that names
+    """It adds a pack of the name that one had before gc wrote it again, and a checkpoint that names
     what gc has left out of that.
     """
     location = tmp_path / "store"

@@ -351,7 +351,7 @@ def test_disks_are_mounted_as_raw_images_until_it_is_ended(state: Path) -> None:
     with running(state, *words) as (command, _):
         fd = os.open(folder / "disk-0.raw", os.O_RDONLY)
         ended(command)
-    with suppress(OSError):  # what it was of is not connected any more
+    with suppress(OSError):  # what it was of is not connected any longer
         os.close(fd)
     assert not os.path.ismount(folder)
 

@@ -131,7 +131,7 @@ def cut_off(tmp_path: Path, *then: Fault) -> FaultyHost:
 def test_ctrl_c_as_the_order_is_written_ends_the_job_first(
     host: Playing, tmp_path: Path, kind: JobKind[Any, Any]
 ) -> None:
-    """The restore went on, unwatched: a VM came to run that nobody knew of."""
+    """The restore went on, unwatched: a VM came to run that no one knew of."""
     plan(host, "wait")
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(operate.have_done(work_of(kind, cut_off(tmp_path)), lambda _: None))

@@ -79,7 +79,7 @@ def asked_until_it_ends(
 
     CPython looks for signals before it enters a system call, not at once with it: one that comes
     between the two waits for the next one if the call does not return, as the read of a FIFO that
-    nobody writes to. It was seen once, on a busy machine.
+    no one writes to. It was seen once, on a busy machine.
     """
     for _ in range(30):
         command.send_signal(number)

@@ -223,7 +223,7 @@ def prepared(location: Path) -> History:
 
 
 def hurt_before_gc(location: Path, history: History) -> None:
-    """A damaged frame in the pack that gc is to write anew."""
+    """A damaged frame in the pack that gc is to write again."""
     with open_store(str(location)) as store:
         store.remove([history.first.id])
     flip_frame(location, history.pack)

@@ -132,7 +132,7 @@ def kept() -> list[DomainJournal]:
         (OFF, OFF, ["undefine on a"], "copy"),
         (SENT, OFF, ["destroy on a", "undefine on a"], "copy"),
         (ABSENT, RUNS, [], "copy"),
-        # Somebody has moved it back, or on.
+        # Someone has moved it back, or on.
         (OFF, ABSENT, [], "old copy"),
         (RUNS, ABSENT, [], "old copy"),
         (RUNS, OFF, [], "old copy"),

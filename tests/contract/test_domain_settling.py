@@ -179,7 +179,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
 def test_what_a_source_keeps_locked_is_left_to_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A libvirtd whose QEMU died as it gave up a post-copy, which lets go when started anew."""
+    """A libvirtd whose QEMU died as it gave up a post-copy, which lets go when started again."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
 

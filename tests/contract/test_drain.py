@@ -366,7 +366,7 @@ def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: Worl
     assert (result.exit_code, len(at(world, "b"))) == (0, 3)
     assert "c is down" in result.plan.closed["c"]
     world.down.add("b")
-    # Where the VMs are that b has, nobody can say.
+    # Where the VMs are that b has, no one can say.
     back = world.undrain()
     assert (back.exit_code, len(back.stay)) == (4, 3)
     world.down.clear()
@@ -529,7 +529,7 @@ def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) ->
 def test_cancelled_again_it_waits_no_longer_for_a_host_that_has_died(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The move is its source's own work; the drain could be ended by no Ctrl-C any more."""
+    """The move is its source's own work; the drain could be ended by no Ctrl-C any longer."""
 
     async def watched(guest: Guest, *_: object) -> MigrationReport:
         world.moving.set()

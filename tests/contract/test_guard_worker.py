@@ -52,7 +52,7 @@ def test_it_tells_how_the_command_ended(
 
 
 def test_told_to_end_it_ends_all_that_was_begun(tmp_path: Path) -> None:
-    """Children that nobody waits for and that ignore being asked, in sessions of their own, too."""
+    """Children that no one waits for and that ignore being asked, in sessions of their own, too."""
     deaf = "trap '' TERM INT; echo $$ >>pids; while :; do sleep 1; done"
     script = f'cd {tmp_path}; (setsid sh -c "{deaf}" &) ; sh -c "{deaf}"'
     worker = begin(tmp_path / "result", "sh", "-c", script.replace("$$", "\\$\\$"))

@@ -1,4 +1,4 @@
-"""A hook's phases through a scripted guest agent: what is run, waited for, and begun anew."""
+"""A hook's phases through a scripted guest agent: what is run, waited for, and begun again."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Leases in files: killed and stopped processes, a full disk, files that somebody touched."""
+"""Leases in files: killed and stopped processes, a full disk, files that someone touched."""
 
 import asyncio
 import errno
@@ -343,7 +343,7 @@ async def said_by(store: FileStore) -> str:
 
 
 def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> None:
-    # As a share whose server is gone: opening a pipe that nobody writes to takes for ever.
+    # As a share whose server is gone: opening a pipe that no one writes to takes forever.
     (tmp_path / "web.leases").mkdir()
     pipe = tmp_path / "web.leases" / ("0" * 19 + "1")
     os.mkfifo(pipe)

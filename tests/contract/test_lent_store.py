@@ -118,7 +118,7 @@ def test_a_question_that_is_interrupted_is_the_last() -> None:
     main = threading.main_thread().ident
     assert main
     with silent:
-        # Nobody answers: it is interrupted wherever it waits.
+        # No one answers: it is interrupted wherever it waits.
         threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             backend_.names("packs")

@@ -89,7 +89,7 @@ def test_another_vm_of_that_name_gets_no_key_while_the_right_one_may_be_silent(
         asyncio.run(do())
     site.vm.directory.identity.write_text(f"{BERLIN}\n")
     assert asyncio.run(do()) is not None
-    # All hosts answer, and no other has it: it was made anew.
+    # All hosts answer, and no other has it: it was made again.
     site.vm.directory.identity.write_text(f"{PARIS}\n")
     inventory_has(monkeypatch, site.evil, site.good)
     assert asyncio.run(do()) is not None

@@ -314,7 +314,7 @@ def test_a_pager_that_is_killed_is_followed_by_another(guest: Guest) -> None:
         pager._process.send_signal(signal.SIGKILL)
         await pager.ended()
         if not await is_whole(guest.host, guest.qemu):
-            # Nobody serves: whoever looks at a page that is missing waits, and reads no zeroes.
+            # No one serves: whoever looks at a page that is missing waits, and reads no zeroes.
             guest.ask("read", 4000)
             await asyncio.sleep(0.1)
             await see_to_pages(guest.host, guest.qemu)

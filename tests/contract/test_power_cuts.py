@@ -262,7 +262,7 @@ def with_qemu_img(host: LocalHost, tmp_path: Path) -> LocalHost:
 
 
 def test_a_new_vm_has_its_disk(root: Path, tmp_path: Path) -> None:
-    """A guest that flushes its first writes must find them, not a disk that is made anew."""
+    """A guest that flushes its first writes must find them, not a disk that is made again."""
     host = with_qemu_img(a_host(root), tmp_path)
     image = root / "images/web.raw"
 

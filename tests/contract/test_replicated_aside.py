@@ -1,4 +1,4 @@
-"""What stands aside of shared disks: who has the term alone writes it there, and nobody else."""
+"""What stands aside of shared disks: who has the term alone writes it there, and no one else."""
 
 import asyncio
 import os
@@ -136,7 +136,7 @@ def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
 def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str, in_sync: str | None
 ) -> None:
-    """An old primary that comes back would write what nobody has seen over what everybody has."""
+    """An old primary that comes back would write what no one has seen over what everybody has."""
     recorded(tmp_path, holder, in_sync)
     with pytest.raises(RefusedError, match="must not be written to its disks"):
         asyncio.run(commit_overlays(home(tmp_path).overlays))
@@ -149,7 +149,7 @@ def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
 def test_an_arbiter_that_is_gone_or_forgot_holds_nothing_up_that_it_was_told_before(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_broken: bool
 ) -> None:
-    """The VM ran unprotected, and could not be protected, stopped or moved any more."""
+    """The VM ran unprotected, and could not be protected, stopped or moved any longer."""
     if is_broken:
         (tmp_path / "leases").write_text("no directory")
     home(tmp_path).claim.touch()

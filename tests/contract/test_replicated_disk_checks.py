@@ -1,4 +1,4 @@
-"""Which disks can go along with a replica: every refusal has its reason and what would mend it."""
+"""Which disks can go along with a replica: every refusal has its reason and what would repair it."""
 
 import asyncio
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A former primary's home is never started while the arbiter says that another host has the guest.
 
-Every test here began with a second guest, or with a VM that could not be started any more.
+Every test here began with a second guest, or with a VM that could not be started any longer.
 """
 
 import asyncio

@@ -70,7 +70,7 @@ ZEROES = bytes(COPY_BYTES)
 def sized(
     name: str, path: Path, free_bytes: int, how: PageTracking = PageTracking.PROTECTION
 ) -> FaultyHost:
-    """Another machine, with so much memory that nobody has yet."""
+    """Another machine, with so much memory that no one has yet."""
     faults = (
         Fault("available_memory_bytes", answers=free_bytes),
         Fault("memory_room", answers=FreeMemory(0, 0, is_given=False)),

@@ -65,7 +65,7 @@ async def both(token: str = "one") -> AsyncIterator[tuple[SecondPath, SecondPath
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - nobody tells
+        while not true():  # noqa: ASYNC110 - no one tells
             await asyncio.sleep(0.005)
 
 

@@ -184,7 +184,7 @@ def test_a_standby_that_has_the_guest_is_not_dead_whatever_is_said(
 def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The arbiter's directory is not mounted there any more: its guest was let run beside it."""
+    """The arbiter's directory is not mounted there any longer: its guest was let run beside it."""
     vm, _ = protected(hosts, tmp_path)
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     home(hosts[1], "new", Replaced("a", "old"))
@@ -314,7 +314,7 @@ def protection(store: FileStore, lives: Callable[[], bool]) -> Any:
     one._epochs, one._is_handing_over, one._why = SimpleNamespace(is_safe=True), False, ""
 
     async def said(*_: Any) -> None:
-        """Nobody hears it."""
+        """No one hears it."""
 
     one._stream, one._qemu_lives, one._end_qemu = SimpleNamespace(end=said), lives, said
     return one

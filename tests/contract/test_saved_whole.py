@@ -101,7 +101,7 @@ def test_a_saved_file_that_its_qemu_has_stretched_takes_no_memory(tmp_path: Path
 
 
 class Damaged:
-    """What was saved, and what the store cannot give any more."""
+    """What was saved, and what the store cannot give any longer."""
 
     chunk_count = 1
     size_bytes = 4096

@@ -133,7 +133,7 @@ def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_n
 
 
 def test_a_run_whose_store_is_gone_holds_the_schedule_up_no_longer_than_to_the_next() -> None:
-    """Its host was made anew while the VM is on another: no run came after that one."""
+    """Its host was made again while the VM is on another: no run came after that one."""
     loop = asyncio.new_event_loop()
     request = ScheduleRequest(vm="web", when=When.EVERY, zone="UTC", every_s=60.0)
     try:

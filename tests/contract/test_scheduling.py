@@ -201,7 +201,7 @@ def _said(program: str, *first: str, leads: bool = True) -> list[list[str]]:
 
 @AS_ROOT
 def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
-    """A guest would stand still for a service that gets what nobody else wants."""
+    """A guest would are paused for a service that gets what no one else wants."""
     said = _said("import resource\nresource.setrlimit(resource.RLIMIT_NICE, (0, 0))" + PROGRAM,
                  *NO_WAY_BACK)  # fmt: skip
     assert [policy for *_, policy in said] == [USUAL] * 5
@@ -259,5 +259,5 @@ job("restore", Path("nowhere"), recover=True)
 
 @AS_ROOT
 def test_what_follows_a_services_death_takes_its_turns() -> None:
-    """A guest may stand still, or be silent, until it is done."""
+    """A guest may are paused, or be silent, until it is done."""
     assert _said(RECOVERY) == [[USUAL]]

@@ -127,7 +127,7 @@ def test_who_looks_for_killed_ones_is_waited_for(tmp_path: Path, *, in_turn: boo
 def test_who_waits_for_a_frozen_one_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain stood still for good, without a word."""
+    """A drain was paused for good, without a word."""
     monkeypatch.setattr(shared_link, "WAITS_S", 0.1)
     a, b = host(tmp_path, "a"), host(tmp_path, "b")
     told: list[str] = []

@@ -95,7 +95,7 @@ def test_a_connection_whose_jump_host_went_first_ends_quietly(tmp_path: Path) ->
     with behind_a_jump_host(tmp_path, "MaxSessions 1", "MaxSessions 1") as entry:
         login = log_in("a", entry.address)
         assert login.jump is not None
-        # Nothing can be said to it any more, and paramiko does not know yet.
+        # Nothing can be said to it any longer, and paramiko does not know yet.
         login.jump.client.get_transport().sock.shutdown(socket.SHUT_WR)
         login.close()
 

@@ -362,7 +362,7 @@ def test_a_merge_at_any_instant_of_a_commit(tmp_path: Path, ready: Ready, step: 
 def test_a_commit_and_a_gc_that_makes_a_worn_bundle_anew(
     tmp_path: Path, merged: Ready, step: int, *, gc_first: bool
 ) -> None:
-    """What the writer found is needed by no checkpoint any more: it commits in time, or not."""
+    """What the writer found is needed by no checkpoint any longer: it commits in time, or not."""
     last, kept, committed = merged.made[-1], merged.made[:9], set[bool]()
     for at in count(1, max(1, step // 3)):
         location = merged.copied(tmp_path / str(at))
@@ -728,7 +728,7 @@ def test_nothing_is_merged_for_the_first_time_while_a_checkpoint_is_read(
 def test_a_pack_that_leaves_its_bundle_while_a_reader_lists_is_found(
     tmp_path: Path, ready: Ready, merged: Ready
 ) -> None:
-    """Two gcs wrote it anew and removed the bundle, between two listings of one look."""
+    """Two gcs wrote it again and removed the bundle, between two listings of one look."""
     location = merged.copied(tmp_path / "store")
 
     class Moving(LocalBackend):

@@ -180,7 +180,7 @@ def test_damage_is_repaired(bench: Bench) -> None:
 def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """All hosts' own, and those that VMs were taken into; a silent host keeps nobody back."""
+    """All hosts' own, and those that VMs were taken into; a silent host keeps no one back."""
     state = tmp_path / "operator"
     (state / "hosts").mkdir(parents=True)
 

@@ -125,7 +125,7 @@ def small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Packs in a bundle that is worn, loose ones to merge, one to write anew."""
+    """Packs in a bundle that is worn, loose ones to merge, one to write again."""
     folder = tmp_path_factory.mktemp("worlds")
     for number in (0, 1):
         make_key_file(folder / f"key-{number}")

@@ -66,7 +66,7 @@ class Lending:
         self._commands = 0
 
     def reopen(self) -> Store:
-        """The store, opened anew."""
+        """The store, opened again."""
         if self._backend is None or self._commands % COMMANDS == 0:
             self.close()
             sock = asyncio.run(lent(self._host, str(self._place)))

@@ -83,7 +83,7 @@ def repaired(store: Store) -> None:
 
 
 def emptied(location: Path) -> None:
-    """By who wants none of it any more: all but directories, as rm does."""
+    """By who wants none of it any longer: all but directories, as rm does."""
     for one in location.iterdir():
         if one.is_file():
             one.unlink()

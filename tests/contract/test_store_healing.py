@@ -254,7 +254,7 @@ def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> Non
 
 def save_two(location: Path) -> tuple[Manifest, Manifest, Memory]:
     """Two checkpoints, and the memory of the second one, which needs all but the first frame of
-    what the first one needs: too much for gc to write their pack anew once that alone is left.
+    what the first one needs: too much for gc to write their pack again once that alone is left.
     """
     first = np.random.default_rng(1).integers(1, 256, (2 * PAGES, PAGE_CHUNK_BYTES), dtype=np.uint8)
     second, dirty = first.copy(), np.arange(FRAME_BYTES // PAGE_CHUNK_BYTES)
@@ -269,7 +269,7 @@ def save_two(location: Path) -> tuple[Manifest, Manifest, Memory]:
 def test_a_repaired_store_is_whole_where_what_is_left_needs_most_of_a_damaged_pack(
     tmp_path: Path, is_given_up: bool
 ) -> None:
-    """`is_given_up`: gc has written the pack anew before, without what is lost."""
+    """`is_given_up`: gc has written the pack again before, without what is lost."""
     location = tmp_path / "store"
     one, two, second = save_two(location)
     with open_store(str(location)) as store:
@@ -310,7 +310,7 @@ def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
 
 
 def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
-    """Each by what no checkpoint needs of the other: whichever gc writes anew first."""
+    """Each by what no checkpoint needs of the other: whichever gc writes again first."""
     location, pages = tmp_path / "store", 32
     rng = np.random.default_rng(1)
     one, other = rng.integers(1, 256, (2, pages, 4096), dtype=np.uint8)

@@ -371,7 +371,7 @@ HOSTILE_MAPS: dict[str, HostileMap] = {
 
 @pytest.mark.parametrize("what", HOSTILE_MAPS)
 def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> None:
-    """Check finds it, and it keeps nobody from reading, copying and collecting the others."""
+    """Check finds it, and it keeps no one from reading, copying and collecting the others."""
     with open_store(str(bench.location)) as store:
         refs, size = HOSTILE_MAPS[what](store, bench.good)
         new = store.opened.files.new_checkpoint("f" * 32)
@@ -398,7 +398,7 @@ def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> No
             with pytest.raises(DamagedError):
                 copy_checkpoints(store, target, store.manifests())
             assert target.ids() == [bench.good.id]
-        # gc writes a pack anew of which it needs slots that there are not.
+        # gc writes a pack again of which it needs slots that there are not.
         more = save(store, memory(PAGES, 2))
         store.remove([more.id])
         collect(store, plan_gc(store))

@@ -152,7 +152,7 @@ def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     add(agent, "two", "ed25519")
     with create_store(location, source) as store:
         manifest = save(store, RAM)
-    # Nobody has to say that it is the agent, nor which key.
+    # No one has to say that it is the agent, nor which key.
     with open_store(location) as store:
         require_same(store, manifest, RAM)
     subprocess.run(["ssh-add", "-q", "-d", str(agent / "one")], check=True)
@@ -205,7 +205,7 @@ def test_a_key_that_opens_the_store_stays_whatever_comes_after(
     *,
     is_link: bool,
 ) -> None:
-    """Its file was removed, as that of a refused key is, and nothing opened the store any more."""
+    """Its file was removed, as that of a refused key is, and nothing opened the store any longer."""
     at, old, new = tmp_path / "store", str(tmp_path / "old.key"), str(tmp_path / "new.key")
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     init(location=str(at), key_file=old)

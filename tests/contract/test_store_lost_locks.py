@@ -86,7 +86,7 @@ def prepared(location: Path) -> tuple[Manifest, Memory]:
 
 
 def begun(store: Store) -> Transaction:
-    """A writer that has found in the store what no checkpoint needs any more."""
+    """A writer that has found in the store what no checkpoint needs any longer."""
     ram = memory(PAGES, 1)
     new = store.begin("late")
     for name, size in (("ram", PAGE_CHUNK_BYTES), ("disk-0", 64 << 10)):
@@ -214,7 +214,7 @@ class _Lost(LocalHeld):
 def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
     tmp_path: Path, step: int, *, hears: bool
 ) -> None:
-    """Its host slept while it wrote a pack anew: its locks are lost, and another gc is over."""
+    """Its host slept while it wrote a pack again: its locks are lost, and another gc is over."""
     made = prepared(tmp_path / "made")
     for at in itertools.count(1, step):
         location = copied(tmp_path / "made", tmp_path / str(at))

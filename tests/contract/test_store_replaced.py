@@ -266,7 +266,7 @@ def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
 def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
     victim: Victim, tmp_path: Path, verb: str
 ) -> None:
-    """It would be signed anew, a revision later, with a key in it that was removed."""
+    """It would be signed again, a revision later, with a key in it that was removed."""
     make_key_file(tmp_path / "second")
     second = KeySource(KeyHolder.FILE, str(tmp_path / "second"))
     with open_store(str(victim.path), victim.key) as store:

@@ -56,7 +56,7 @@ def test_a_checkpoint_asks_for_what_is_new(asked: Losses, tmp_path: Path, count:
     # A new base for the maps now and then.
     assert counts[-1] <= counts[3] + 8, counts
     assert max(counts) < 80, counts
-    # All of it may go at any time; what was changed is read anew.
+    # All of it may go at any time; what was changed is read again.
     files = [one for one in (tmp_path / "cache").rglob("*") if one.is_file()]
     assert files
     for number, one in enumerate(files):

@@ -73,7 +73,7 @@ def test_which_is_meant_has_to_be_said_where_it_is_not_known(tmp_path: Path) -> 
         assert chosen(entries, "web", [PARIS], BERLIN).mine == of_vm(entries, BERLIN).mine
         with pytest.raises(NotFoundError):
             chosen(entries, "web", [], "x")
-        # A store of one VM, which no host has any more: its name is enough.
+        # A store of one VM, which no host has any longer: its name is enough.
         assert chosen([entries[0]], "web", [], None).mine == [entries[0]]
 
 

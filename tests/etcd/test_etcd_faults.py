@@ -57,7 +57,7 @@ def test_without_a_majority_nothing_is_granted_and_what_was_stays(cluster: Clust
     left = cluster.members[0]
     with cluster.without(*cluster.members[1:]):
         hasty = store(cluster, SHORT_S)
-        # At first it may not know yet that it is alone: then nobody knows what becomes of a write.
+        # At first it may not know yet that it is alone: then no one knows what becomes of a write.
         with pytest.raises((ArbiterDownError, OutcomeUnknownError)):
             put(hasty, "two-die", 2, first.version)
         with pytest.raises(ArbiterDownError) as caught:
@@ -76,7 +76,7 @@ def test_without_a_majority_nothing_is_granted_and_what_was_stays(cluster: Clust
 
 
 def put_or_down(where: EtcdStore, vm: str, attempt: int, over: int) -> None:
-    """A write that nobody is sure about is one of the time before the loss was noticed."""
+    """A write that no one is sure about is one of the time before the loss was noticed."""
     try:
         put(where, vm, attempt, over)
     except OutcomeUnknownError as unknown:

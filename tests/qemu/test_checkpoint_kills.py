@@ -30,7 +30,7 @@ async def killed_once(made: World, true: Callable[[], object], *words: str) -> N
 
 
 def recovered(made: World) -> bool:
-    """Whether no service works any more, nor what comes after its death."""
+    """Whether no service works any longer, nor what comes after its death."""
     return not at_work(made.state_dir)
 
 

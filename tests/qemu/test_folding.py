@@ -1,4 +1,4 @@
-"""What stands aside, on a QEMU without a guest that dies while it is folded: the newest stays."""
+"""What stands aside, on a QEMU without a guest that dies while it is committed: the newest stays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -150,7 +150,7 @@ def test_a_disk_that_is_folded_already_is_not_taken_back_to_its_layer(
                 assert made.content(disk, 3) == 0
             async with made.asked() as monitor:
                 await block.blockdev_del(monitor, "disk1")
-            # The first is folded, the second has nowhere to go. A write that came while the disk
+            # The first is committed, the second has nowhere to go. A write that came while the disk
             # took its layer's place was QEMU 7.2's end.
             assert await made.fails_to_fold() == ["STOP", "RESUME"]
             assert made.layers() == ["disk0.folded", "disk1.qcow2"]
@@ -170,7 +170,7 @@ def test_a_layer_whose_disk_takes_no_writes_at_the_last_moment_has_all_again(
     async def play() -> None:
         async with two_disks("10.0", short_path, FAILS) as made:
             await made.write(1, 3, 7)
-            # As a fold that is killed just before the disk takes the layer's place.
+            # As a commit that is killed just before the disk takes the layer's place.
             async with made.asked() as monitor:
                 await block.blockdev_mirror(
                     monitor, "fold-1", "aside-1", "disk1", 0, write_through=True, sync="top"

@@ -1,4 +1,4 @@
-"""Encrypted migrations: who is let in, what a stranger gets, and that nothing goes in clear."""
+"""Encrypted migrations: who is let in, what a stranger gets, and that nothing goes unencrypted."""
 
 import asyncio
 import json

@@ -103,7 +103,7 @@ class Machines(World):
     def is_fresh(self) -> bool:
         """Whether the next test would find nothing of this one: no VM, file, record, dead service.
 
-        Links that are cut or narrow are not seen: whoever does that mends them.
+        Links that are cut or narrow are not seen: whoever does that repairs them.
         """
         names = [host.name for host in self.lab.hosts]
         processes = [Path(f"/proc/{p.pid}/comm") for p in find(self.lab.directory)]

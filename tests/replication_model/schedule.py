@@ -308,7 +308,7 @@ class Schedule:
         return said
 
     def _require_protectable(self) -> None:
-        """It may be protected anew, wherever it runs now."""
+        """It may be protected again, wherever it runs now."""
         if any(host.is_gone for host in self.world.hosts) or self._is_protected():
             return
         said: list[str] = []

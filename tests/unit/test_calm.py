@@ -66,7 +66,7 @@ def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
     hybrid = FORECASTS[2].total_s.p90
     wanted = Intent(finish_within_s=100.0, gone_s=9.0)
     assert spare_s(wanted, TransferMode.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
-    # Where nothing keeps the wishes as it is, a calm moment may.
+    # Where nothing keeps the constraints as it is, a calm moment may.
     assert spare_s(wanted, None) == 91 - 1.25 * 9
     assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), TransferMode.HYBRID) == 0.0
     assert spare_s(Intent(gone_s=9.0), TransferMode.HYBRID) == inf

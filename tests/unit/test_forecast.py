@@ -213,7 +213,7 @@ def test_unknowns_widen_a_band_each_by_itself() -> None:
     both = replace(around, switch_spread_s=0.04)
     for link, spreads_s in ((sure, ()), (around, (0.03,)), (both, (0.03, 0.04))):
         band = forecast(TransferMode.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
-        # When QEMU looks whether it may end nobody knows beforehand.
+        # When QEMU looks whether it may end no one knows beforehand.
         sending_s = band.p50 - link.fixed_s - 0.1
         expected_s = 1.28 * math.hypot(HELD_SPREAD_S, MODEL_SPREAD * sending_s, *spreads_s)
         assert band.p90 - band.p50 == pytest.approx(expected_s, rel=0.01)

@@ -61,7 +61,7 @@ def test_what_differs_between_runs_of_one_way_is_told() -> None:
         row("precopy", took_s, 9.9, turn=n, guest_downtime_ms=50.0 + 5 * n)
         for n, took_s in enumerate((1.5, 1.0, 0.9))
     ]
-    # Of ways that went less often nobody knows it.
+    # Of ways that went less often no one knows it.
     told = verdict([*rows, row("multifd", 1.0, 1.0)])["unforeseeable"]
     assert told == {
         "runs": 3, "total_time_median": 0.1, "total_time_p90": 0.5, "downtime_median_ms": 5.0,

@@ -46,7 +46,7 @@ class Far:
 
 @dataclass
 class Guest:
-    """One VM, as the world sees it. Its moment is when it stands still."""
+    """One VM, as the world sees it. Its moment is when it is paused."""
 
     prepare_s: float
     stop_s: float
@@ -230,14 +230,14 @@ def test_one_that_stops_too_late_spoils_it_and_nobody_waits_for_it() -> None:
 
 
 def test_nobody_is_held_until_another_has_captured() -> None:
-    """When all stand still nothing that is heard any more is in the cut."""
+    """When all are paused nothing that is heard any longer is in the cut."""
     guests = [Guest(0.0, 0.0, 0.01, 0.0, 0.001), Guest(0.0, 0.02, 0.2, 0.0, 0.001)]
     assert virtual_time.run(_play(guests, NEVER_S)).commits
     assert guests[0].let_go_s - guests[0].held_s == pytest.approx(0.022)
 
 
 def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
-    """Each as soon as the one before it stands still: on two processors, beside another machine."""
+    """Each as soon as the one before it is paused: on two processors, beside another machine."""
     here = [Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="one", processors=2) for _ in range(3)]
     there = Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="two", processors=2)
     assert virtual_time.run(_play([*here, there], NEVER_S)).commits

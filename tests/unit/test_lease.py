@@ -67,7 +67,7 @@ class Register:
 
 
 def standing(lease: Lease) -> ReplicaStanding:
-    """Asked anew each time."""
+    """Asked again each time."""
     return lease.standing
 
 
@@ -121,7 +121,7 @@ def test_a_late_renewal_is_not_taken_for_the_one_that_came_after_it() -> None:
         store.clock_s = 1006
         with pytest.raises(OutcomeUnknownError):
             await lease.renew()
-        store.comes_late()  # the first is done, the second cannot be any more
+        store.comes_late()  # the first is done, the second cannot be any longer
         await lease.read()
         assert lease.held_until_s == 1003 + 9
 
@@ -138,7 +138,7 @@ def test_going_solo_counts_only_once_it_is_known(does: str) -> None:
         await lease.record_in_sync("r1")
         assert standing(lease) is ReplicaStanding.IN_SYNC
         store.does = [does]
-        # A caller that loses patience is in the same case as one that is told that nobody knows.
+        # A caller that loses patience is in the same case as one that is told that no one knows.
         with pytest.raises((OutcomeUnknownError, TimeoutError)):
             await asyncio.wait_for(lease.record_solo(), 0.01)
         assert standing(lease) is ReplicaStanding.UNSETTLED
@@ -403,7 +403,7 @@ def test_a_claim_without_an_answer_is_known_for_what_it_is_once_it_is_seen() -> 
 def test_a_term_that_was_given_up_is_never_renewed_whatever_is_answered_late(
     *, is_down: bool
 ) -> None:
-    """A guest that was handed over stood still for good: each renewal kept the standby waiting."""
+    """A guest that was handed over was paused for good: each renewal kept the standby waiting."""
     store = Register()
 
     async def play() -> None:

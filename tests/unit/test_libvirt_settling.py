@@ -67,7 +67,7 @@ def test_the_next_move_follows_from_what_both_say(
         (EndState.OFF, EndState.OFF, False, DomainMove.DESTINATION_OWNS),
         # What the target has may be what it had before.
         (EndState.OFF, EndState.OFF, True, DomainMove.SOURCE_OWNS),
-        # Somebody has started it.
+        # Someone has started it.
         (EndState.RUNNING, EndState.OFF, False, DomainMove.SOURCE_OWNS),
         (EndState.OFF, EndState.RUNNING, True, DomainMove.DESTINATION_OWNS),
         (EndState.ABSENT, EndState.ABSENT, False, DomainMove.UNKNOWN),

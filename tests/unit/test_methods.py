@@ -76,7 +76,7 @@ def test_where_auto_comes_to_stop_a_wish_opens_no_other_way() -> None:
     assert "loses dirty pages" in against(
         MigrationOptions(), dirty_log_of(TransferMode.MULTIFD, MigrationOptions())
     )
-    # By its name a pre-copy may be had all the same, as without a wish.
+    # By its name a pre-copy may be had all the same, as without a constraint.
     named = MigrationOptions(method=Method.PRECOPY)
     assert against(named, dirty_log_of(TransferMode.PRECOPY, named)) == ""
     named = MigrationOptions(method=Method.HYBRID)
@@ -89,7 +89,7 @@ def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
         meant = options_of(mode, MigrationOptions(), wish)
         assert against(MigrationOptions(), list(postcopy_risk(meant))) == ""
         assert meant.never_risk_postcopy is (mode not in POSTCOPIES)
-    # A pre-copy that could come to it is none that the wish could be given up for.
+    # A pre-copy that could come to it is none that the constraint could be given up for.
     policy = MigrationOptions(policy=Policy((PolicyRule(3, Act.POSTCOPY),)))
     risk = list(postcopy_risk(options_of(TransferMode.PRECOPY, policy, wish)))
     assert "[postcopy-risk]" in against(policy, risk)

@@ -271,7 +271,7 @@ def test_a_vms_user_gets_no_hosts_key_unasked(
     issued(state, *(host for host in hosts if host.name in certified))
     assert asyncio.run(choose(tls, *hosts, own_users=True)).scheme is scheme
     far = FaultyHost("b", hosts[1].state_dir, "10.0.0.2", is_this_machine=False)
-    if tls is Tls.AUTO:  # to another machine nothing goes in clear
+    if tls is Tls.AUTO:  # to another machine nothing goes unencrypted
         found = asyncio.run(choose(tls, hosts[0], far, own_users=True))
         assert found.scheme is Scheme.ONE_TIME_KEY
 

@@ -1,4 +1,6 @@
-"""What the planner offers of each way, and that what it names when nothing keeps a wish helps."""
+"""What the planner offers of each way, and that what it names when nothing keeps a constraint
+helps.
+"""
 
 import math
 from dataclasses import replace
@@ -64,7 +66,7 @@ def offered(
 
 
 def with_change(wish: Intent, words: str) -> Intent:
-    """The wish as it is when somebody types what was named."""
+    """The constraint as it is when someone types what was named."""
     for word in words.split(" and "):
         option, _, value = word.removeprefix("no ").partition(" ")
         said = None if word.startswith("no ") else value

@@ -50,7 +50,7 @@ OLD = NEW._replace(
     parameters=frozenset(),
 )
 AGREEMENT = Agreement({}, {}, {})
-# What a plain pre-copy wishes.
+# What a plain pre-copy constraints.
 HELD = WantedSettings(hold_switchover=True)
 
 

@@ -2,7 +2,7 @@
 
 The files there are stores with two checkpoints each, as `export` made them: store-1 has format 1,
 store-2 format 2 (several keys). store-3 has directories of format 3, with their packs in a bundle.
-They are never made anew: a new format gets files of its own beside them.
+They are never made again: a new format gets files of its own beside them.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What may be wished of a migration, and what cannot be meant: told in words that help."""
+"""What may be requested of a migration, and what cannot be meant: told in words that help."""
 
 import time
 from collections.abc import Iterator
