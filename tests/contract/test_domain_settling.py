@@ -20,12 +20,12 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event as Event_
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import MigrateCall
 from vmckpt.migrate.domains.settle import inspect_end, unknown
-from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_destination
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove, DomainView, EndState
 from vmckpt.migrate.steps.disk_files import MovedDisk

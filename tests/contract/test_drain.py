@@ -26,7 +26,7 @@ from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.fleet.drain import drain as drains
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.drain import drain, undrain
-from vmckpt.fleet.drain.events import Ended, DrainEvent, Noted
+from vmckpt.fleet.drain.events import DrainEvent, Ended, Noted
 from vmckpt.fleet.drain.plan import DrainOptions
 from vmckpt.fleet.drain.record import DrainRecord
 from vmckpt.fleet.drain.result import DrainResult
@@ -234,7 +234,9 @@ def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) 
     # Another drain puts nothing there.
     assert (
         asyncio.run(
-            drain(world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools)
+            drain(
+                world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools
+            )
         ).exit_code
         == 0
     )

@@ -208,7 +208,9 @@ def test_members_that_make_their_hosts_first_store_at_once_have_one(tmp_path: Pa
     for number in range(5):
         location = str(tmp_path / str(number))
         with ThreadPoolExecutor(8) as pool:
-            stores = list(pool.map(partial(open_or_create, location), [Access(may_be_made=True)] * 8))
+            stores = list(
+                pool.map(partial(open_or_create, location), [Access(may_be_made=True)] * 8)
+            )
         assert len({store.config.id for store in stores}) == 1
         for store in stores:
             store.close()

@@ -112,7 +112,10 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         with pages() as port, talking(_Chatter) as chatter:
             url = f"http://127.0.0.1:{port}"
             well = (f"{url}/well", f"tcp:127.0.0.1:{port}", "true")
-            assert health_problems(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'") == []
+            assert (
+                health_problems(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'")
+                == []
+            )
             found = health_problems(
                 monkeypatch,
                 "running",
@@ -286,4 +289,6 @@ def test_a_vm_that_does_not_run_is_not_well(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
-    assert health_problems(monkeypatch, "running", "sleep 3600") == ["sleep 3600: no answer within 0.2 s"]
+    assert health_problems(monkeypatch, "running", "sleep 3600") == [
+        "sleep 3600: no answer within 0.2 s"
+    ]

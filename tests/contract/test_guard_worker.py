@@ -91,7 +91,9 @@ def end(location: Path, *, is_confirmed: bool = False) -> None:
     asyncio.run(end_worker(host, GuardWorker("a", str(location)), is_confirmed=is_confirmed))
 
 
-def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path, location: Path) -> None:
+def test_it_is_ended_by_who_knows_no_more_than_its_directory(
+    tmp_path: Path, location: Path
+) -> None:
     end(location)  # it was never begun
     assert not location.exists()
     location.mkdir()
@@ -166,13 +168,22 @@ def there_are_groups() -> bool:
     return True
 
 
-def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(location: Path) -> None:
+def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(
+    location: Path,
+) -> None:
     """As with `systemd-run --scope`: root's processes can go to another control group."""
     if not there_are_groups():
         pytest.skip("no control group can be made here")
     [mount] = [one for one in cgroup.MOUNTS if (one / "cgroup.controllers").exists()]
     script = f"echo $$ >{mount}/cgroup.procs; " + DAEMON.format(location.parent) + "; exec sleep 60"
-    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(location / "result"), "sh", "-c"]
+    words = [
+        sys.executable,
+        "-m",
+        "vmckpt.fleet.guard.worker",
+        str(location / "result"),
+        "sh",
+        "-c",
+    ]
     worker = subprocess.Popen([*words, script])
     until_there_is(location.parent / "daemon", worker)
     daemon = int((location.parent / "daemon").read_text())

@@ -440,7 +440,9 @@ def test_a_target_does_not_wait_for_good_for_a_source_that_lost_power(
 
     asyncio.run(play())
     assert guest.told == ["yank"]
-    assert "the source has ended: closing the connection on which the destination still waits" in told
+    assert (
+        "the source has ended: closing the connection on which the destination still waits" in told
+    )
     assert not vm_dir(a.state_dir, "web").journal.exists()
     homes = [host.name for host in (a, b) if vm_dir(host.state_dir, "web").current.exists()]
     assert len(homes) == 1

@@ -10,8 +10,8 @@ from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate
-from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import (

@@ -23,10 +23,10 @@ from tests.contract.test_restore_disks import spec
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.origin import digest
-from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.first_pages import read_noted
 from vmckpt.checkpoint.restore.pager import present
 from vmckpt.checkpoint.restore.paging import PagerProcess, is_whole, see_to_pages
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost

@@ -28,8 +28,8 @@ from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate.disks.overlays import commit_overlays
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.disks.overlays import commit_overlays
 from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles

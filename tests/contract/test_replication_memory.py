@@ -148,7 +148,9 @@ from vmckpt.hosts.processes import promises
 from vmckpt.hosts.host import Promise
 record = Path(sys.argv[1])
 asked = Promise(record, 60 << 20, None, is_private=True, holder="")
-found = promises.promise(asked, lambda: 100 << 20, overcommit=False, records_dir=record.parent.parent)
+found = promises.promise(
+    asked, lambda: 100 << 20, overcommit=False, records_dir=record.parent.parent
+)
 print(found.is_given, flush=True)
 taken = bytearray(40 << 20) if sys.argv[2] == "takes" else b""
 input()

@@ -15,8 +15,8 @@ from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore import restore_disks as module
-from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import (
     BusyError,

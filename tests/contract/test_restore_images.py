@@ -14,9 +14,9 @@ from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
-from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.fork import ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import promises

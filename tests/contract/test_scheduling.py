@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.processes.scheduling import (
-    normal_priority,
     batch_priority,
-    in_real_time,
-    high_priority,
     end_real_time,
+    high_priority,
+    in_real_time,
+    normal_priority,
 )
 
 pytestmark = pytest.mark.contract

@@ -46,7 +46,10 @@ async def share_by_turns(tmp_path: Path) -> None:
             assert await first.current() == await second.current() == Share(1, 30)
             # What comes to the same target shares its link; what leaves a target does not.
             async with moving(c, b, "r3", 60) as (third, _), moving(b, a, "r4", 60) as (back, _):
-                assert (await first.current(), await third.current()) == (Share(2, 20), Share(2, 20))
+                assert (await first.current(), await third.current()) == (
+                    Share(2, 20),
+                    Share(2, 20),
+                )
                 assert await back.current() == Share(0, 60)
             # One without a limit is seen, and takes what it gets.
             async with moving(a, b, "r5", 0) as (free, _):

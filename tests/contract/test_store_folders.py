@@ -95,7 +95,10 @@ def test_a_mount_point_is_no_folder_of_a_store(
     kept: Kept, folder: str, command: Callable[[Store], object]
 ) -> None:
     there = kept.unmount(folder)
-    with open_store(str(kept.location)) as store, pytest.raises(StorageError, match=NOT_OWN) as error:
+    with (
+        open_store(str(kept.location)) as store,
+        pytest.raises(StorageError, match=NOT_OWN) as error,
+    ):
         command(store)
     assert "not mounted" in error.value.why
     assert "store accept" in error.value.remedy
@@ -151,7 +154,10 @@ def test_a_disk_that_goes_while_a_checkpoint_is_made_takes_none(kept: Kept) -> N
                 kept.unmount("checkpoints")
             return found
 
-    with open_store(Going(kept.location)) as store, pytest.raises(OutcomeUnknownError, match="not kn"):
+    with (
+        open_store(Going(kept.location)) as store,
+        pytest.raises(OutcomeUnknownError, match="not kn"),
+    ):
         added(store)
     assert not list((kept.location / "checkpoints").iterdir())
     kept.mount("checkpoints")

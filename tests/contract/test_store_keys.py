@@ -205,7 +205,7 @@ def test_a_key_that_opens_the_store_stays_whatever_comes_after(
     *,
     is_link: bool,
 ) -> None:
-    """Its file was removed, as that of a refused key is, and nothing opened the store any longer."""
+    """Its file was removed, as that of a refused key is, and nothing opened the store again."""
     at, old, new = tmp_path / "store", str(tmp_path / "old.key"), str(tmp_path / "new.key")
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     init(location=str(at), key_file=old)

@@ -282,7 +282,10 @@ def test_what_differs_is_known_while_gc_rewrites_what_it_is_told_by(
         states.append(ram)
         saved.append(save(store, ram, parent=saved[-1], dirty=dirty))
     ids = saved[1].id, saved[2].id
-    with open_store(store.location) as reader, create_store(locations("two"), from_environment()) as two:
+    with (
+        open_store(store.location) as reader,
+        create_store(locations("two"), from_environment()) as two,
+    ):
         before = reader.diff(*ids)
         store.remove([saved[0].id])
         assert collect(store, plan_gc(store)).freed_bytes > 0
@@ -324,7 +327,9 @@ def test_gc_waits_for_writers(store: Store) -> None:
         assert read_whole(point.area(RAM)) == memory(16, 1).tobytes()
 
 
-def test_copies_are_the_same_and_read_no_more_than_they_must(store: Store, locations: Places) -> None:
+def test_copies_are_the_same_and_read_no_more_than_they_must(
+    store: Store, locations: Places
+) -> None:
     ram = memory(PAGES, 1)
     first = save(store, ram)
     after, dirty = dirtied(ram, 40, 1)

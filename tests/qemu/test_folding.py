@@ -1,4 +1,4 @@
-"""What stands aside, on a QEMU without a guest that dies while it is committed: the newest stays."""
+"""Overlays, on a QEMU without a guest that dies while they are committed: the newest stays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,9 +18,9 @@ from vmckpt.lease.store import NONE_YET
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.replicate.disks.overlays import commit_overlays, add_overlays
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.disks.mirrors import MirrorSource
+from vmckpt.replicate.disks.overlays import add_overlays, commit_overlays
 from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -129,7 +129,9 @@ async def two_disks(version: str, path: Path, second: str = TAKES) -> AsyncItera
         alone = LeaseRecord(1, "a/1", 1, LeaseSpan(0.1))
         await FileStore(path / "leases").replace("web", alone, over=NONE_YET)
         directory.overlays.mkdir()
-        (directory.overlays / "disk1.folded").write_text("of a fold that was killed at its very end")
+        (directory.overlays / "disk1.folded").write_text(
+            "of a fold that was killed at its very end"
+        )
         made = Aside(vm, request)
         await made.begin()
         yield made

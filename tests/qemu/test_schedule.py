@@ -14,8 +14,8 @@ import pytest
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
-from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.errors import RefusedError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.inventory import read_vm

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from vmckpt.events.types import Note, PhaseBegan, Progress
-from vmckpt.fleet.drain.events import Began, Ended, Planned, Noted, Progressed
+from vmckpt.fleet.drain.events import Began, Ended, Noted, Planned, Progressed
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.forecast.drain.crowding import LearnedCrowding
 from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
@@ -45,7 +45,9 @@ def test_every_vm_has_a_line_and_what_goes_wrong_is_seen() -> None:
     screen.add(Planned(plan()))
     screen.add(Began("vm00", "a", "b"))
     screen.add(Progressed("vm00", PhaseBegan(0.1, "transfer")))
-    screen.add(Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None)))
+    screen.add(
+        Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None))
+    )
     screen.add(Ended("vm01", "a", 1.0, "no room"))
     screen.add(Noted("c does not answer"))
     text = seen(screen)
@@ -72,7 +74,9 @@ def test_without_a_terminal_there_is_a_line_for_each_thing(
         show(Began("vm00", "a", "b"))
         show(Progressed("vm00", PhaseBegan(0.1, "turn")))
         show(Progressed("vm00", Note(0.1, "clock", "its clock")))
-        show(Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None)))
+        show(
+            Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None))
+        )
         show(Ended("vm00", "b", 2.0))
         show(Ended("vm01", "a", 1.0, "no room"))
     lines = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]

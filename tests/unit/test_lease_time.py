@@ -16,7 +16,7 @@ from vmckpt.options.replication import LONGEST_LEASE_S, SHORTEST_LEASE_S, Replic
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
 from vmckpt.replicate.operator.sides import BEGIN_S
 from vmckpt.replicate.primary.brake import SLOT_S
-from vmckpt.replicate.primary.keeper import GIVEN_UP_S, CHECK_S, MARGIN_S, RETRY_S
+from vmckpt.replicate.primary.keeper import CHECK_S, GIVEN_UP_S, MARGIN_S, RETRY_S
 from vmckpt.replicate.primary.protection import TAKING_S
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.ui.replication import _lease

@@ -9,8 +9,8 @@ from vmckpt.migrate.domains.whereabouts import (
     EndState,
     decide,
     decide_off,
-    is_orphan,
     end_state,
+    is_orphan,
 )
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Transports, decide_link

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.forecast.methods import against, options_of, warnings, modes
+from vmckpt.forecast.methods import against, modes, options_of, warnings
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import POSTCOPIES, TransferMode
 from vmckpt.options.migration import Method, MigrationOptions

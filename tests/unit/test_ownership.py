@@ -328,7 +328,9 @@ class Pair:
             case OwnershipMove.YANK if stoppable:
                 self._give_up("failed")
                 source.silent = False
-            case OwnershipMove.RUN_DESTINATION if destination.alive and not destination.silent and not destination.gone:
+            case OwnershipMove.RUN_DESTINATION if (
+                destination.alive and not destination.silent and not destination.gone
+            ):
                 destination.set_running()
             case OwnershipMove.RUN_SOURCE if source.alive and not source.silent:
                 self.stays = self.stays or destination.gone
@@ -364,7 +366,9 @@ def settle(pair: Pair, fates: list[str], *, torn: bool) -> OwnershipMove:
         if torn:
             # Both ends are never looked at in the same instant.
             pair.tick(fate)
-        view = OwnershipView(source, pair.destination.inspect(), pair.was_running, pair.stopped, pair.stays)
+        view = OwnershipView(
+            source, pair.destination.inspect(), pair.was_running, pair.stopped, pair.stays
+        )
         move = decide(view)
         if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move
@@ -454,4 +458,6 @@ def test_a_source_that_stopped_for_a_reason_of_its_own_is_not_continued(status: 
     stopped = side(status, "cancelled", ever_ran=True)
     assert decide(OwnershipView(stopped, DEAD, was_running=True)) is OwnershipMove.SOURCE_OWNS
     waiting = side("paused", "none")
-    assert decide(OwnershipView(stopped, waiting, was_running=True)) is OwnershipMove.KILL_DESTINATION
+    assert (
+        decide(OwnershipView(stopped, waiting, was_running=True)) is OwnershipMove.KILL_DESTINATION
+    )

@@ -18,12 +18,12 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
+from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
-from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, WantedSettings
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform

@@ -35,7 +35,9 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
 
 
-def record(name: str = "web", when: When = When.EVERY, **schedule_request: float | str) -> ScheduleRecord:
+def record(
+    name: str = "web", when: When = When.EVERY, **schedule_request: float | str
+) -> ScheduleRecord:
     given = {"every_s": 900.0} if when is When.EVERY else {}
     return new_record(name, ScheduleRequest("web", when, "UTC", **given | schedule_request), NOW)  # type: ignore[arg-type]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group.member import ALONE, FAILED, Alone, Member, joined
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from

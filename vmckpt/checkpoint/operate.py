@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import (
     StoreLocation,
@@ -37,9 +36,10 @@ from vmckpt.checkpoint.jobs import (
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
+from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.whole import require_savable
@@ -286,7 +286,9 @@ async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
     Raises RefusedError.
     """
     remote = [location for location in entry.locations if location.host is None]
-    paths = dict.fromkeys([own(host).path, *(p.path for p in entry.locations if p.host is not None)])
+    paths = dict.fromkeys(
+        [own(host).path, *(p.path for p in entry.locations if p.host is not None)]
+    )
     for path in paths:
         # Recognize a directory that hosts share by its content.
         if await host.exists(Path(path) / CHECKPOINTS / entry.id):
@@ -367,7 +369,7 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
         return
     lock = lock_path(work.host.state_dir, work.vm)
     while await work.host.lock_owner(lock) is None:
-        if await job.outcome() is not None:
+        if await job.outcome_so_far() is not None:
             return
         await asyncio.sleep(POLL_S)
     try:

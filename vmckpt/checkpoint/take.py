@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, CheckpointFacts, DiskFacts, machine_to_json
 from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import StoreThread, store_thread
 from vmckpt.devices.absence import without_devices
 from vmckpt.epoch.capture import Capture, Pausing, capturing

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.epoch.capture import all_done, resume

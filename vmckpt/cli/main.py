@@ -13,9 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from vmckpt import __version__
-from vmckpt.cli.stop_requests import StopRequestedError
 from vmckpt.cli.options.listing import asks_for_json
 from vmckpt.cli.output import end_running, print_error
+from vmckpt.cli.stop_requests import StopRequestedError
 from vmckpt.cli.tree.defaults import default_map
 from vmckpt.cli.tree.renamed import renamed
 from vmckpt.cli.tree.verbosity import add_verbosity

@@ -97,7 +97,9 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
     last = _last_object(out)
     if last is None:
         output = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
-        why = f"it ended with {returncode} and did not answer{f': {output[-400:]}' if output else ''}"
+        why = (
+            f"it ended with {returncode} and did not answer{f': {output[-400:]}' if output else ''}"
+        )
         return HookAnswer(False, why, BY_HAND)
     try:
         return _answer(convert(_HookWords, last), returncode)

@@ -132,7 +132,9 @@ class Journey:
     async def _one(
         self, access: QemuAccess, device: Passthrough, phase: HookPhase, tries: int
     ) -> None:
-        answer = await GuestHook(access.host, access.files, device, self._run).do(phase, tries=tries)
+        answer = await GuestHook(access.host, access.files, device, self._run).do(
+            phase, tries=tries
+        )
         if phase is HookPhase.CHECKPOINT:
             self.device_bytes += answer.device_bytes
         for job in answer.restarted:

@@ -12,7 +12,7 @@ from vmckpt.forecast.learned import device_moves, learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
-from vmckpt.forecast.methods import against, options_of, warnings, modes
+from vmckpt.forecast.methods import against, modes, options_of, warnings
 from vmckpt.forecast.model.choose import (
     MAX_DOWNTIME,
     MAX_SLOWDOWN,
@@ -111,7 +111,9 @@ class MigrationPlan:
         """How much later it may be planned again and still end in time, in 9 of 10 cases."""
         if self.intent.left_s is None:
             return math.inf
-        takes_s = [o.forecast.total_s.p90 for o in self.offers if o.forecast.mode is self.choice.mode]
+        takes_s = [
+            o.forecast.total_s.p90 for o in self.offers if o.forecast.mode is self.choice.mode
+        ]
         return max(self.intent.left_s - ANEW * (self.intent.gone_s + sum(takes_s)), 0.0)
 
     def record(self) -> dict[str, Any]:
@@ -185,7 +187,8 @@ async def make_plan(
     if not links:
         raise _nothing_known(vm.host.name, destination.name)
     candidates = [
-        await _candidate(mode, vm, destination, options, intent=intent, links=links) for mode in modes(options)
+        await _candidate(mode, vm, destination, options, intent=intent, links=links)
+        for mode in modes(options)
     ]
     _require_open(candidates, vm.name, destination.name)
     devices = await _devices(vm, destination, records)
@@ -195,7 +198,9 @@ async def make_plan(
     candidates = [within_bandwidth(candidate, measured, options) for candidate in candidates]
     _require_open(candidates, vm.name, destination.name)
     found = {
-        candidate.mode: offer_of(candidate, candidate.link, measured, intent=intent, devices=devices)
+        candidate.mode: offer_of(
+            candidate, candidate.link, measured, intent=intent, devices=devices
+        )
         for candidate in candidates
         if candidate.link
     }
@@ -209,8 +214,12 @@ async def make_plan(
         destination=destination.name,
         measured=measured,
         offers=offers,
-        closed=tuple((candidate.mode, candidate.closed) for candidate in candidates if candidate.closed),
-        unknown=tuple((candidate.mode, candidate.unknown) for candidate in candidates if candidate.unknown),
+        closed=tuple(
+            (candidate.mode, candidate.closed) for candidate in candidates if candidate.closed
+        ),
+        unknown=tuple(
+            (candidate.mode, candidate.unknown) for candidate in candidates if candidate.unknown
+        ),
         choice=choice,
         intent=intent,
         options=found[choice.mode][1] if choice.mode else options,
@@ -219,7 +228,9 @@ async def make_plan(
             *(bandwidth_notes(chosen, measured) if chosen else ()),
             *_neighbours(others),
         ),
-        warned=warnings({candidate.mode: candidate.checks for candidate in candidates if candidate.link}),
+        warned=warnings(
+            {candidate.mode: candidate.checks for candidate in candidates if candidate.link}
+        ),
         devices=devices,
     )
 
@@ -280,15 +291,24 @@ async def _candidate(
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such migration measures it"
         return Candidate(mode, meant, unknown=unknown)
-    return Candidate(mode, meant, link, copied, limits_ms(mode, options, intent, link), checked.checks)
+    return Candidate(
+        mode, meant, link, copied, limits_ms(mode, options, intent, link), checked.checks
+    )
 
 
-def within_bandwidth(candidate: Candidate, measured: DirtyRate, options: MigrationOptions) -> Candidate:
+def within_bandwidth(
+    candidate: Candidate, measured: DirtyRate, options: MigrationOptions
+) -> Candidate:
     """The method, closed if several channels would send more than the bandwidth limit allows.
 
     Unless the channels were requested, or compression, which uses them.
     """
-    if candidate.mode not in PARALLEL or options.channels or options.compression or not candidate.link:
+    if (
+        candidate.mode not in PARALLEL
+        or options.channels
+        or options.compression
+        or not candidate.link
+    ):
         return candidate
     beyond = _beyond_bytes_per_s(candidate, candidate.link, measured)
     if not beyond:
@@ -331,7 +351,11 @@ def offer_of(
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
     offer, meant = _by_limits(candidate, link, guest, intent=intent, devices=devices)
-    if offer.keeps or candidate.mode is not TransferMode.AUTO_CONVERGE or intent.max_slowdown is None:
+    if (
+        offer.keeps
+        or candidate.mode is not TransferMode.AUTO_CONVERGE
+        or intent.max_slowdown is None
+    ):
         return offer, meant
     offers = [offer]
     for slowdown in SLOWDOWNS:
@@ -345,7 +369,12 @@ def offer_of(
 
 
 def _by_limits(
-    candidate: Candidate, link: LinkModel, guest: Guest, *, intent: Intent, devices: DevicePhases | None
+    candidate: Candidate,
+    link: LinkModel,
+    guest: Guest,
+    *,
+    intent: Intent,
+    devices: DevicePhases | None,
 ) -> tuple[Offer, MigrationOptions]:
     found = []
     for downtime_ms in candidate.downtimes_ms:

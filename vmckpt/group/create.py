@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.group.member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
 from vmckpt.checkpoint.operate import StoreJob, taking
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.errors import UsageError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut
 from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle

@@ -303,7 +303,8 @@ class LocalHost(HostEntry):
             return grant(grants, uids)
         except OSError as exc:
             raise StorageError(
-                f"cannot make a VM's own user the owner of {exc.filename or 'a file'} on {self.name}",
+                f"cannot make a VM's own user the owner of {exc.filename or 'a file'} on "
+                f"{self.name}",
                 why=exc.strerror or str(exc),
                 remedy="run vmckpt as root there, on a file system that keeps owners; or: "
                 f"vmckpt host set {self.name} --vm-uids none",

@@ -291,7 +291,10 @@ class _Watch:
         starts = begun is None or await self._host.is_alive(begun)
         if starts and now_s - self._began_s < START_TIMEOUT_S:
             return
-        if await self._host.exists(self._files.process) or await self._job.outcome_so_far() is not None:
+        if (
+            await self._host.exists(self._files.process)
+            or await self._job.outcome_so_far() is not None
+        ):
             return  # it has just started
         words = (await self._host.read_text(self._files.log) or "").strip()
         silence = f"no process within {START_TIMEOUT_S:g} s" if starts else "its process was killed"

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.events.lines import to_line
-from vmckpt.events.types import Emit, Event, unless_gone, ignore_event
+from vmckpt.events.types import Emit, Event, ignore_event, unless_gone
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost

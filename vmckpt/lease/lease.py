@@ -293,5 +293,6 @@ def _forgotten(vm: str, seen: Versioned, found: str) -> RefusedError:
         f"the arbiter has forgotten what it granted for VM '{vm}'",
         why=f"it had term {seen.record.term} (version {seen.version}), now it has {found}: it "
         "was restored from an older copy, or the record was removed",
-        remedy="stop every protection of the VM, make sure that it runs only once, and protect it again",
+        remedy="stop every protection of the VM, make sure that it runs only once, and protect it "
+        "again",
     )

@@ -329,14 +329,16 @@ class Migration:
         Raises VmLostError, OutcomeUnknownError.
         """
         from vmckpt.migrate.outcome.left import forget, keep_at
-        from vmckpt.migrate.outcome.recover import settle_lost, lost, unknown
+        from vmckpt.migrate.outcome.recover import lost, settle_lost, unknown
         from vmckpt.migrate.outcome.settle import settle
 
         keep = partial(keep_at, self._journal, self._vm.host)
         move = await settle(self._pair, partial(self._note, "rescue"), keep)
         if move is OwnershipMove.LOST:
             try:
-                await settle_lost(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
+                await settle_lost(
+                    self._pair, self._vm, self._journal, partial(self._note, "old-image")
+                )
                 await forget(self._journal, self._vm.host, self._destination_host)
             except HostDownError as exc:
                 raise await unknown(self._pair) from exc
@@ -411,7 +413,8 @@ class Migration:
         self._hearing = asyncio.create_task(hearing)
         if self._pair.was_running:
             await both(
-                announce(self._pair.destination), prove_alive(self._pair.destination, self._arrived.process)
+                announce(self._pair.destination),
+                prove_alive(self._pair.destination, self._arrived.process),
             )
 
     async def bring_back(self) -> None:
@@ -421,7 +424,8 @@ class Migration:
         except VmckptError as exc:
             name = self._vm.name
             self._job_held = JobHeldError(
-                f"'{name}' is on {self._destination_host.name}, but what used its device does not go "
+                f"'{name}' is on {self._destination_host.name}, but what used its device does not "
+                "go "
                 f"on: {exc.what}",
                 why=exc.why,
                 remedy=f"{exc.remedy}; then: vmckpt device recover {name}",

@@ -86,7 +86,9 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
     """Options that exclude each other."""
     if options.offline:
         yield from (
-            of_memory(one.flag) for one in changed_options(options) if About.MEMORY in one.declared.about
+            of_memory(one.flag)
+            for one in changed_options(options)
+            if About.MEMORY in one.declared.about
         )
         if options.at_target is not None and options.at_target.persistent_xml is not None:
             why = "libvirt uses --xml alone for a domain that is off"

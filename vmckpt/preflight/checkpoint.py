@@ -87,7 +87,9 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
         free_checks(vm.spec.passthrough, host) if not in_place else (),
     )
     if plugged and not vm.spec.is_isolated:
-        found += [one for one in await ask(destination_host.network(vm, host)) if one.code == "bridge"]
+        found += [
+            one for one in await ask(destination_host.network(vm, host)) if one.code == "bridge"
+        ]
     return found + await ask(
         isolation_checks(vm.spec, host) if not plugged else (),
         destination_host.userfaults(host, by_qemu=False) if lazy else (),

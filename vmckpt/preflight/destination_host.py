@@ -24,7 +24,9 @@ async def name(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """No other VM has its name."""
     if await read_vm(destination, vm.name):
         reason = f"{destination.name} has a VM '{vm.name}' already"
-        yield Finding("name-free", REFUSE, reason, f"remove or rename the one on {destination.name}")
+        yield Finding(
+            "name-free", REFUSE, reason, f"remove or rename the one on {destination.name}"
+        )
     else:
         yield Finding("name-free", OK, f"{destination.name} has no other VM of that name")
 
@@ -68,7 +70,11 @@ async def accel(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
 async def permissions(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """Permission to place its memory and its files there."""
     directories = (vm.spec.ram_dir, destination.state_dir)
-    if closed := [str(directory) for directory in directories if not await destination.may_write_below(directory)]:
+    if closed := [
+        str(directory)
+        for directory in directories
+        if not await destination.may_write_below(directory)
+    ]:
         reason = f"this user may not write to {' and '.join(closed)} on {destination.name}"
         yield Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
         return
@@ -87,7 +93,9 @@ async def userfaults(destination: Host, *, by_qemu: bool = True) -> AsyncIterato
         return
     knows_device = not by_qemu or (await abilities(destination)).version >= BY_DEVICE
     if knows_device and await destination.usable(USERFAULTFD_DEVICE):
-        yield Finding("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {destination.name}")
+        yield Finding(
+            "userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {destination.name}"
+        )
         return
     what = "post-copy" if by_qemu else "a lazy restore"
     reason = f"{what} needs userfaultfd, which this user may not use on {destination.name}"
@@ -131,7 +139,9 @@ async def files(vm: Vm, destination: Host, shared: Sequence[Path]) -> AsyncItera
             "files", REFUSE, reason, "put the VM's files on storage that both hosts share"
         )
     elif wanted:
-        yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {destination.name}")
+        yield Finding(
+            "files", OK, f"{len(wanted)} files of the VM are readable on {destination.name}"
+        )
     if spec.firmware and not missing:
         yield await _firmware(spec.firmware.code, vm.host, destination)
 
@@ -142,13 +152,17 @@ async def _firmware(code: Path, source: Host, destination: Host) -> Finding:
         return Finding("firmware", OK, f"{code} is the same on both sides")
     remedy = f"install the same firmware package on {source.name} and {destination.name}"
     if theirs is None or ours.size_bytes != theirs.size_bytes:
-        reason = f"{code} has another size on {destination.name}: QEMU cannot load the guest into it"
+        reason = (
+            f"{code} has another size on {destination.name}: QEMU cannot load the guest into it"
+        )
         return Finding("firmware", REFUSE, reason, remedy)
     reason = f"{code} is another build on {destination.name}; the guest uses it when it next boots"
     return Finding("firmware", WARN, reason, remedy)
 
 
-async def variables(source: Host, destination: Host, here: Path, there: Path) -> AsyncIterator[Finding]:
+async def variables(
+    source: Host, destination: Host, here: Path, there: Path
+) -> AsyncIterator[Finding]:
     """For a VM that is off: its firmware variables, which only a running guest takes along."""
     ours, theirs = await both(source.fingerprint(here), destination.fingerprint(there))
     if ours is not None and ours == theirs:
@@ -201,7 +215,9 @@ async def ports(destination: Host, *, needed: int) -> AsyncIterator[Finding]:
     free = last - first + 1 - sum(first <= port <= last for port in taken)
     text = f"{free} of the ports {first} to {last} of {destination.name} are free, {needed} needed"
     if free < needed:
-        remedy = f"let others end, or: vmckpt host set {destination.name} --migration-ports FIRST-LAST"
+        remedy = (
+            f"let others end, or: vmckpt host set {destination.name} --migration-ports FIRST-LAST"
+        )
         yield Finding("ports", REFUSE, text, remedy)
         return
     yield Finding("ports", OK, text)

@@ -50,7 +50,9 @@ async def _destination(
         return Finding(code, REFUSE, f"{how}; {why}", _remedy(device, destination))
     taken |= set(card.addresses)
     if differs := _versions(device, ours, card):
-        remedy = f"have the same driver on both; {destination.name}'s decides when the state is there"
+        remedy = (
+            f"have the same driver on both; {destination.name}'s decides when the state is there"
+        )
         return Finding(code, WARN, f"{how}; {why} on {destination.name}, {differs}", remedy)
     return Finding(code, OK, f"{how}; {why} on {destination.name}")
 

@@ -111,7 +111,9 @@ def _difference(
         return None, {}
 
 
-def _begin(destination: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
+def _begin(
+    destination: Store, manifest: Manifest, parent: str | None
+) -> tuple[Transaction, str | None]:
     """A transaction in the destination, and its parent; None if that is damaged or gone there."""
     origin = Origin(
         manifest.id,

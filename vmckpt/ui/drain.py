@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vmckpt.events.types import Event, Note, PhaseBegan
-from vmckpt.fleet.drain.events import Began, Ended, DrainEvent, Planned, Noted, Show, Progressed
+from vmckpt.fleet.drain.events import Began, DrainEvent, Ended, Noted, Planned, Progressed, Show
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.events.types import Event, Progress
-from vmckpt.fleet.drain.events import Began, Ended, DrainEvent, Planned, Noted, Show, Progressed
+from vmckpt.fleet.drain.events import Began, DrainEvent, Ended, Noted, Planned, Progressed, Show
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.drain import total, words
 from vmckpt.ui.drawn import drawn

@@ -17,7 +17,9 @@ async def is_device(host: Host, path: Path) -> bool:
     return is_block or (real.is_relative_to("/dev") and not real.is_relative_to("/dev/shm"))
 
 
-async def is_shared(source: Host, destination: Host, here: Path, there: Path) -> tuple[bool | None, str]:
+async def is_shared(
+    source: Host, destination: Host, here: Path, there: Path
+) -> tuple[bool | None, str]:
     """Whether a marker written beside a disk by one host is readable on the other.
 
     Returns None if that is unknown, and the reason.

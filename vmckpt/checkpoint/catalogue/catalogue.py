@@ -8,7 +8,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.location import Key, StoreLocation, is_there, opened, own, parse_location
+from vmckpt.checkpoint.catalogue.location import (
+    Key,
+    StoreLocation,
+    is_there,
+    opened,
+    own,
+    parse_location,
+)
 from vmckpt.checkpoint.catalogue.whose import vm_labels
 from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.checkpoint.history import History
@@ -188,7 +195,8 @@ def _is_ours(manifest: Manifest) -> bool:
 def contradiction(location: StoreLocation, checkpoint_id: str) -> StorageError:
     """Two stores have different checkpoints with the same id."""
     return StorageError(
-        f"checkpoint {checkpoint_id} in {location.label} is not the one of that id in another store",
+        f"checkpoint {checkpoint_id} in {location.label} is not the one of that id in another "
+        "store",
         why="its description differs, and a copy's would not",
         remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
         f"--store {location.label}",
@@ -226,7 +234,10 @@ async def _locations(host: Host, vm: str | None) -> list[StoreLocation]:
     names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
     paths = [vm_dir(host.state_dir, name).point for name in names]
     texts = await asyncio.gather(*(host.read_text(path) for path in paths))
-    return [own(host), *(location for text in texts for location in History.parse(text).locations(host))]
+    return [
+        own(host),
+        *(location for text in texts for location in History.parse(text).locations(host)),
+    ]
 
 
 def _different(locations: Iterable[StoreLocation]) -> list[StoreLocation]:

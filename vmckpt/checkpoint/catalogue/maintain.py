@@ -118,7 +118,9 @@ async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
     Raises RefusedError if one is pinned.
     """
     read = set[str]()
-    for location, those in _by_store((location, one.id) for one in found for location in one.locations):
+    for location, those in _by_store(
+        (location, one.id) for one in found for location in one.locations
+    ):
         async with opened(location, key) as store:
             read |= await in_thread(partial(_remove_each, store, those))
     return read

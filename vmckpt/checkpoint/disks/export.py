@@ -88,7 +88,9 @@ def _export(
         total = len(area.numbers()) * BLOCK_CHUNK_BYTES
         temporary = destination.with_name(f".{destination.name}.part-{secrets.token_hex(4)}")
         try:
-            _require_room(destination, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0))
+            _require_room(
+                destination, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0)
+            )
             write_image(temporary, kind, disk.size_bytes, _watched(area, total, moved))
             try:
                 _put_in_place(temporary, destination)
@@ -123,7 +125,9 @@ def _put_in_place(temporary: Path, destination: Path) -> None:
             if exc.errno not in NO_LINKS:
                 raise
             # An empty file reserves the name until the rename.
-            os.close(os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(
+                os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            )
             temporary.rename(destination)
     except FileExistsError as exc:
         raise _there_already(destination) from exc

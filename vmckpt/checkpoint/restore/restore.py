@@ -30,7 +30,6 @@ from vmckpt.checkpoint.facts import (
 )
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
     PendingQemu,
@@ -53,6 +52,7 @@ from vmckpt.checkpoint.restore.planned import (
     replacement_path,
     standing_of,
 )
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.secret import keep
 from vmckpt.devices.absence import bring_back, plug_in

@@ -18,7 +18,6 @@ from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import (
     committed,
     making,
@@ -34,6 +33,7 @@ from vmckpt.checkpoint.restore.planned import (
     copy_variables,
     replacement_path,
 )
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import entitled, plan_of
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host

@@ -46,7 +46,9 @@ def show_checks(
     from vmckpt.ui.findings import findings_text
 
     vm = run(find(name))
-    answers = [(destination, run(examined(vm, destination, options))) for destination in destinations]
+    answers = [
+        (destination, run(examined(vm, destination, options))) for destination in destinations
+    ]
     is_possible = all(answer.is_possible for _, answer in answers)
     facts = [_facts(destination, answer) for destination, answer in answers]
     tables = [f"{_headline(vm, *answer)}\n{findings_text(answer[1].checks)}" for answer in answers]

@@ -43,7 +43,9 @@ def drain(
     )
     there = find_host(host)
     carried_out(
-        lambda show: drain_(there, drain_options, show, reason=common.reason, dry_run=common.dry_run),
+        lambda show: drain_(
+            there, drain_options, show, reason=common.reason, dry_run=common.dry_run
+        ),
         f"draining {host}",
         as_json=common.json,
     )

@@ -42,7 +42,9 @@ def target_of(name: str | None) -> "Host":
 
     if name is None:
         raise UsageError(
-            "no destination is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
+            "no destination is named",
+            why="a migration needs a host",
+            remedy="vmckpt migrate VM HOST",
         )
     return find_host(name)
 

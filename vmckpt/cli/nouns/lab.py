@@ -66,7 +66,7 @@ def up(
     if kit:
         check_kit(kit)
     run(_require_qemus(qemus))
-    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, look=kit))
+    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, kit=kit))
     names = [host.name for host in lab.hosts]
     text = f"the lab is up: {', '.join(names)}"
     if real:

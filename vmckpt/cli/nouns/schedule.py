@@ -112,7 +112,7 @@ def show_(name: Name, json: Json = False) -> None:
     facts = _facts(record) | {
         "request": builtins(record.request),
         "runs": builtins(record.runs),
-        "stores": list(record.locations),
+        "stores": list(record.places),
     }
     rows = [
         (
@@ -239,11 +239,19 @@ def _lines(record: "ScheduleRecord", facts: dict[str, Any]) -> list[tuple[str, s
         ("last done", _time(record, facts["last_done_unix_s"])),
         ("runs", f"{record.done_total} done, {record.failed_total} tries failed"),
         ("catch-up", schedule_request.catch_up.value),
-        ("jitter", format_duration(schedule_request.jitter_s) if schedule_request.jitter_s else "-"),
+        (
+            "jitter",
+            format_duration(schedule_request.jitter_s) if schedule_request.jitter_s else "-",
+        ),
         ("keeps", _rule_text(schedule_request.rule)),
         ("store", schedule_request.store or "the store of the VM's host"),
         ("copies to", ", ".join(schedule_request.copies) or "-"),
-        ("checks", f"{schedule_request.check_percent:g}% after each run" if schedule_request.check_percent else "-"),
+        (
+            "checks",
+            f"{schedule_request.check_percent:g}% after each run"
+            if schedule_request.check_percent
+            else "-",
+        ),
     ]
     if found:
         lines += [

@@ -118,7 +118,9 @@ class ReplicateArguments(NamedTuple):
         from vmckpt.units import parse_duration_s
 
         one_machine = primary.is_this_machine and standby.is_this_machine
-        location = self.lease or (last.arbiter if last else default_location(one_machine=one_machine))
+        location = self.lease or (
+            last.arbiter if last else default_location(one_machine=one_machine)
+        )
         options = replace(
             last or ReplicationOptions(location),
             arbiter=location,

@@ -141,7 +141,9 @@ def schedule_request(
         catch_up=_catch_up(times.catch_up),
         rule=None if rule.is_empty else rule,
         store=absolute_location(stored.store),
-        copies=tuple(one for one in map(absolute_location, taking.copy_to or ()) if one is not None),
+        copies=tuple(
+            one for one in map(absolute_location, taking.copy_to or ()) if one is not None
+        ),
         kind=_kind(taking.kind),
         max_pause_s=pause_s(taking.max_pause, taking.kind.value),
         key_file=absolute_location(stored.key_file),
@@ -194,7 +196,7 @@ def every_s(text: str | None) -> float | None:
 
 
 def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | None:
-    """A duration that an option gives. Raises UsageError: it is invalid, or applies to auto only."""
+    """A duration that an option gives. Raises UsageError: invalid, or for auto only."""
     from vmckpt.errors import UsageError
     from vmckpt.units import parse_duration_s
 

@@ -18,7 +18,7 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Event, PhaseBegan
-from vmckpt.fleet.drain.events import Began, Ended, Noted, Show, Progressed
+from vmckpt.fleet.drain.events import Began, Ended, Noted, Progressed, Show
 from vmckpt.fleet.drain.view import DrainTools
 from vmckpt.forecast.drain.crowding import PastMove
 from vmckpt.forecast.drain.fleet import PlannedMove
@@ -172,7 +172,7 @@ class Carrier:
                 raise  # an interrupted earlier operation was recovered first
             self.held.append(HeldJob(move.vm, exc))
             return move.destination
-        where = done.host if isinstance(done, Recovery) else done.destination
+        where = done.host if isinstance(done, Recovery) else done.target
         if where != move.destination:
             raise OperationFailedError(
                 f"'{move.vm}' is where it was, on {where}",

@@ -61,7 +61,12 @@ class MoveCosts:
         return cls(records, options, taught, {}, {}, {})
 
     async def find(
-        self, vm: VmInfo, measured: DirtyRate | None, source: Host, destination: Host, copied_bytes: int
+        self,
+        vm: VmInfo,
+        measured: DirtyRate | None,
+        source: Host,
+        destination: Host,
+        copied_bytes: int,
     ) -> Found:
         """The cost of moving the VM, and that much of its disks, between the two hosts."""
         encrypted = await self._encrypted(source, destination)
@@ -88,11 +93,13 @@ class MoveCosts:
                 found = await choose(self.options.tls, source, destination, own_users=own_users)
                 scheme = found.scheme
             except RefusedError:  # the checks report it before anything moves
-                scheme = Scheme.CLEAR
-            self._schemes[pair] = scheme is not Scheme.CLEAR
+                scheme = Scheme.UNENCRYPTED
+            self._schemes[pair] = scheme is not Scheme.UNENCRYPTED
         return self._schemes[pair]
 
-    def _link(self, vm: VmInfo, source: str, destination: str, *, encrypted: bool) -> LinkModel | None:
+    def _link(
+        self, vm: VmInfo, source: str, destination: str, *, encrypted: bool
+    ) -> LinkModel | None:
         key = (vm.name, source, destination, encrypted)
         if key not in self._links:
             # Single moves are the best source; the difference of moves in drains is learned

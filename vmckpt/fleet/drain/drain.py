@@ -26,7 +26,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.carry import Carrier
-from vmckpt.fleet.drain.events import Ended, DrainEvent, Planned, Noted, Show, unless_gone
+from vmckpt.fleet.drain.events import DrainEvent, Ended, Noted, Planned, Show, unless_gone
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
@@ -97,7 +97,12 @@ async def drain(
 
 
 async def undrain(
-    host: Host, options: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+    host: Host,
+    options: DrainOptions,
+    show: Show,
+    *,
+    dry_run: bool = False,
+    tools: DrainTools = TOOLS,
 ) -> DrainResult:
     """Reopen `host` for VMs, and bring back those that were drained from it.
 
@@ -244,7 +249,7 @@ class _Work:
         self._silent = answers.silent
         for error in answers.silent:
             self._say(f"not asked: {error}")
-        if self._action == DRAIN and self._host.name in answers.ignore_event:
+        if self._action == DRAIN and self._host.name in answers.unanswered:
             name = self._host.name
             raise HostDownError(
                 f"what runs on {name} is not known",
@@ -347,7 +352,9 @@ class _Work:
                 break
             for vm in late:
                 self._say(f"{vm.name} was started meanwhile")
-            plans, cannot = await planner(self._options, self._tools, late, destinations, tell=self._say)
+            plans, cannot = await planner(
+                self._options, self._tools, late, destinations, tell=self._say
+            )
             self._stay |= {one.vm: one for one in cannot}
             plan = await self._planned(plans, seen, late, destinations)
             self._show(Planned(plan))

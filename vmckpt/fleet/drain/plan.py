@@ -279,7 +279,9 @@ class Planner:
 
         await all_of(ask(*pair) for pair in pairs)
         for vm, destination in pairs:
-            against = [one for one in self._examined[vm, destination].checks if self._is_against(one)]
+            against = [
+                one for one in self._examined[vm, destination].checks if self._is_against(one)
+            ]
             if against:
                 why = "; ".join(f"[{check.code}] {check.reason}" for check in against)
                 self.close(vm, destination, why)
@@ -287,7 +289,9 @@ class Planner:
     async def _examination(self, vm: str, destination: Host) -> Examined:
         driver = self.vms[vm]
         if driver.host.name == destination.name:
-            return Examined((Finding("same-host", REFUSE, f"it is on {destination.name} already"),), 0)
+            return Examined(
+                (Finding("same-host", REFUSE, f"it is on {destination.name} already"),), 0
+            )
         return await examined(driver, destination, self.options.options)
 
 

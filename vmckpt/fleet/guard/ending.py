@@ -33,11 +33,11 @@ from vmckpt.foreign import parse
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes.process import (
     ProcessId,
+    file_of,
     find_by_argument,
     identify,
     interrupt,
     is_alive,
-    file_of,
 )
 from vmckpt.hosts.processes.process import kill as kill_process
 

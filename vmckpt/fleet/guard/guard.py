@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
-from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.catalogue.location import parse_location
+from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own

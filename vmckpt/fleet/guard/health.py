@@ -161,7 +161,7 @@ async def _http(url: str) -> str:
         if code // 100 == 2:
             return ""
         to = urlsplit(urljoin(url, location)) if location and code in _REDIRECTS else None
-        if to is None or (to.hostname, to.port) != (commands.hostname, commands.port):
+        if to is None or (to.hostname, to.port) != (parts.hostname, parts.port):
             return f"HTTP {code} {reason}"
         url = to.geturl()
     return f"more than {_MOST_REDIRECTS} redirects"

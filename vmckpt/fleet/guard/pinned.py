@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, CatalogueEntry
-from vmckpt.checkpoint.catalogue.pinning import pin, release_all
 from vmckpt.checkpoint.catalogue.location import Key
+from vmckpt.checkpoint.catalogue.pinning import pin, release_all
 from vmckpt.errors import VmckptError
 from vmckpt.fleet.guard.record import GuardRecord, guards_dir
 from vmckpt.state.durable import write_durably

@@ -83,7 +83,9 @@ async def roll_back(
     but = "not rolled back"
     try:
         if record.worker is not None:
-            await end_worker(find_host(record.worker.host), record.worker, is_confirmed=is_confirmed)
+            await end_worker(
+                find_host(record.worker.host), record.worker, is_confirmed=is_confirmed
+            )
         if not await _was_put_back(record, find, tell, is_confirmed=is_confirmed):
             record = await _put_back(record, find, tell)
         but = "it was rolled back, but"

@@ -89,7 +89,9 @@ class ScheduleRecord:
     def timing(self) -> Timing:
         """When it is due. Raises UsageError if its time zone no longer exists."""
         request = self.request
-        day = Day(DailyWindow.parse(request.window) if request.window else None, parse_zone(request.zone))
+        day = Day(
+            DailyWindow.parse(request.window) if request.window else None, parse_zone(request.zone)
+        )
         when: Calendar | Every
         if request.cron is not None:
             when = Calendar.parse(request.cron, day)

@@ -251,7 +251,9 @@ class _Serving:
         try:
             with suppress(NotFoundError):  # it was removed meanwhile
                 await work
-            self._reported = {text for text in self._reported if not text.startswith(f"{record.name} ")}
+            self._reported = {
+                text for text in self._reported if not text.startswith(f"{record.name} ")
+            }
         except Exception as exc:  # noqa: BLE001 - as above, whatever it is
             self._tell_once(record.name, record.vm, as_error(record.name, exc))
 

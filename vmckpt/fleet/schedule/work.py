@@ -6,12 +6,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
+from vmckpt.checkpoint.catalogue.location import (
+    StoreLocation,
+    is_there,
+    opened,
+    own,
+    parse_location,
+)
 from vmckpt.checkpoint.catalogue.maintain import prune
-from vmckpt.checkpoint.catalogue.location import StoreLocation, is_there, opened, own, parse_location
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading
@@ -227,7 +233,9 @@ def key_of(record: ScheduleRecord) -> KeySource | None:
     if request.key_file is not None:
         return KeySource(KeyHolder.FILE, request.key_file)
     return (
-        KeySource(KeyHolder.COMMAND, request.key_command) if request.key_command is not None else None
+        KeySource(KeyHolder.COMMAND, request.key_command)
+        if request.key_command is not None
+        else None
     )
 
 

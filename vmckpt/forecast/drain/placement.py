@@ -42,7 +42,8 @@ def place(movers: Sequence[Mover], rooms: Sequence[HostRoom]) -> DrainPlacement:
         if unit.key in where:
             destination = where[unit.key]
             moves += [
-                PlannedMove(one.name, one.source, destination, one.costs[destination]) for one in unit.movers
+                PlannedMove(one.name, one.source, destination, one.costs[destination])
+                for one in unit.movers
             ]
         elif best is not None:
             reason = best.against(unit)

@@ -158,7 +158,9 @@ def _least_change(offers: Sequence[Offer]) -> str:
     advice = f"{needed} would be enough for {gentle.forecast.mode}"
     if gentle is not least:
         pauses = [format_duration(one.forecast.downtime_s.p90) for one in (gentle, least)]
-        advice += f", with a downtime of {pauses[0]}; {least.forecast.mode}, with {pauses[1]}, would "
+        advice += (
+            f", with a downtime of {pauses[0]}; {least.forecast.mode}, with {pauses[1]}, would "
+        )
         advice += f"need {' and '.join(miss.needed for miss in least.misses)}"
     return advice
 

@@ -143,7 +143,9 @@ class _Scenario(NamedTuple):
 _UNKNOWNS = range(len(_Scenario._fields))
 
 
-def forecast(mode: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
+def forecast(
+    mode: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
+) -> Forecast:
     """Forecast the method `mode`. `link` was learned for its way of sending."""
     case = _Case(mode, guest, link, limits)
     tries = sorted(
@@ -155,7 +157,10 @@ def forecast(mode: TransferMode, guest: Guest, link: LinkModel, limits: Migratio
         middle, load = _play(case, now, _Scenario()), now
     # Vary each unknown by itself, good and bad: they are independent.
     pairs = [
-        tuple(_play(case, load, _Scenario(*(scenario * (n == at) for n in _UNKNOWNS))) for scenario in (-1, 1))
+        tuple(
+            _play(case, load, _Scenario(*(scenario * (n == at) for n in _UNKNOWNS)))
+            for scenario in (-1, 1)
+        )
         for at in _UNKNOWNS
     ]
 
@@ -228,7 +233,9 @@ def _play(case: _Case, load: Load, scenario: _Scenario) -> _Outcome:
         left_s = dirtied_s(guest, path, left, limited=False)
         sent += dirtied_bytes(guest, path, left)
         played = Played(True, took_s * slower, left_s, left, sent, 2)
-        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch))
+        return _in_postcopy(
+            played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch)
+        )
     played = play_precopy(
         guest,
         path,
@@ -240,7 +247,9 @@ def _play(case: _Case, load: Load, scenario: _Scenario) -> _Outcome:
     )
     played = replace(played, took_s=played.took_s * slower)
     if mode is TransferMode.HYBRID and not played.ends:
-        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch))
+        return _in_postcopy(
+            played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch)
+        )
     return _stopped(played, around_s, switch_s, link.stopped_share)
 
 

@@ -46,7 +46,9 @@ def switchover_bytes_per_s(
         return None
     speeds = [
         (after.taken_bytes - before.taken_bytes) / (after.at_s - before.at_s)
-        for before, after in pairwise(sample for sample in samples if sample.at_s >= now.at_s - WINDOW_S)
+        for before, after in pairwise(
+            sample for sample in samples if sample.at_s >= now.at_s - WINDOW_S
+        )
         if after.at_s - before.at_s >= LEAST_WINDOW_S
     ]
     speed = max(speeds, default=0.0)

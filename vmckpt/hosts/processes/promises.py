@@ -50,7 +50,11 @@ def room(directory: Path, available_bytes: int, records_dir: Path = RECORDS_DIR)
 
 
 def promise(
-    wanted: Promise, available: Callable[[], int], *, overcommit: bool, records_dir: Path = RECORDS_DIR
+    wanted: Promise,
+    available: Callable[[], int],
+    *,
+    overcommit: bool,
+    records_dir: Path = RECORDS_DIR,
 ) -> FreeMemory:
     """Reserve memory if there is room, otherwise leave nothing: `is_given` says which. Blocking.
 

@@ -79,9 +79,7 @@ class _ListenAnswer:
             raise ValueError(f"{self.port} is not a port")
 
 
-async def have_listen(
-    host: Host, directory: Path, verb: Sequence[str] = ("link",)
-) -> TlsEndpoint:
+async def have_listen(host: Host, directory: Path, verb: Sequence[str] = ("link",)) -> TlsEndpoint:
     """Start a listener on the migration address of `host`; `directory` is removed after its end.
 
     `verb` are the words of vmckpt's command there that listens. Raises OperationFailedError with

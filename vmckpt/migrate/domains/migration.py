@@ -13,11 +13,11 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.hosts.sockets.heartbeats import Silence
-from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import MigrateCall, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
@@ -66,7 +66,9 @@ async def migrate(
             migration = DomainMigration(domain, destination, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
             turns = checked.options.in_turn
-            async with on_the_link(source, destination, run.id, limit, run.note, in_turn=turns) as link:
+            async with on_the_link(
+                source, destination, run.id, limit, run.note, in_turn=turns
+            ) as link:
                 report = await migration.run((here, caller), request, link)
         return run.end(report, checked.checks)
 
@@ -147,7 +149,9 @@ class DomainMigration:
         if move is DomainMove.DESTINATION_OWNS:
             return None
         if move is DomainMove.LOST:
-            await settle_lost(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
+            await settle_lost(
+                self._journal, view, self._ends, lambda text: self._run.note("lost", text)
+            )
             return lost(self._journal, view, self._ends)
         if move is not DomainMove.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)
@@ -196,4 +200,6 @@ class DomainMigration:
         guest = self._domain.description.heartbeat_id
         if guest is None or self._domain.state != "running":
             return None
-        return await guest_silence(self._ends[1], guest, self._began_s, self._ended_s, self._run.note)
+        return await guest_silence(
+            self._ends[1], guest, self._began_s, self._ended_s, self._run.note
+        )

@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.domains.settle import settle_off, unknown
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
 from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, request_of

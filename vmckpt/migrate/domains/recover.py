@@ -6,7 +6,6 @@ from collections.abc import Callable
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
-from vmckpt.migrate.domains.settle_lost import settle_lost
 from vmckpt.migrate.domains.hold import restore_downtime_limit
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
@@ -17,7 +16,8 @@ from vmckpt.migrate.domains.settle import (
     settle_off,
     unknown,
 )
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.whereabouts import DomainMove, decide_left
 from vmckpt.migrate.locks import wait_for_locks
 from vmckpt.migrate.outcome.recover import FINISHED, UNDONE, Recovery

@@ -20,8 +20,8 @@ from vmckpt.migrate.domains.whereabouts import (
     EndState,
     decide,
     decide_off,
-    is_orphan,
     end_state,
+    is_orphan,
 )
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
@@ -136,7 +136,10 @@ async def _end_state(session: Libvirtd, uuid: str) -> EndState:
 def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
     """Both ends, in words."""
     source, destination = ends
-    text = f"on {source.name} it {view.source.value}, on {destination.name} it {view.destination.value}"
+    text = (
+        f"on {source.name} it {view.source.value}, on {destination.name} it "
+        f"{view.destination.value}"
+    )
     return text.replace("it does not answer", "libvirtd does not answer")
 
 
@@ -157,7 +160,10 @@ async def unknown(
     """
     source, destination = ends
     again = f"vmckpt migrate --recover {quote(journal.vm)}"
-    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.destination):
+    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (
+        view.source,
+        view.destination,
+    ):
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {destination.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
@@ -175,7 +181,8 @@ async def unknown(
     seen = [await _processes(journal.uuid, host) for host in silent]
     if EndState.LOCKED in (view.source, view.destination):
         remedy = (
-            f"wait, then: {again}; if that does not help: systemctl restart libvirtd on {source.name} "
+            f"wait, then: {again}; if that does not help: systemctl restart libvirtd on "
+            f"{source.name} "
             "(its QEMUs live on)"
         )
     elif silent:
@@ -184,7 +191,8 @@ async def unknown(
     elif view.source is EndState.WAITING and view.destination in (EndState.OFF, EndState.ABSENT):
         remedy = (
             f"it was sent, and {source.name} does not know whether it started: if the log of "
-            f"its QEMU on {destination.name} shows that it did not, virsh resume it on {source.name}, "
+            f"its QEMU on {destination.name} shows that it did not, virsh resume it on "
+            f"{source.name}, "
             f"else virsh destroy it there; then: {again}"
         )
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_destination
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, DomainView, EndState
 from vmckpt.migrate.steps.disk_files import keep_files
 from vmckpt.vm.domains.sessions import libvirtd

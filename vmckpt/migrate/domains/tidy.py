@@ -57,7 +57,12 @@ async def _undefined(
     journal: DomainJournal, destination: Host, note: Callable[[str], None], patience_s: float
 ) -> None:
     try:
-        await _patiently(destination, None, patience_s, lambda libvirt_session: give_back(libvirt_session, journal))
+        await _patiently(
+            destination,
+            None,
+            patience_s,
+            lambda libvirt_session: give_back(libvirt_session, journal),
+        )
     except (LibvirtRefusedError, RefusedError) as exc:
         note(f"a definition of it may stay on {destination.name}: {exc}")
 
@@ -88,7 +93,9 @@ async def leave_on_destination(
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
     try:
-        await _patiently(source, session, patience_s, lambda libvirt_session: forget(libvirt_session, journal))
+        await _patiently(
+            source, session, patience_s, lambda libvirt_session: forget(libvirt_session, journal)
+        )
     except (HostDownError, OutcomeUnknownError) as exc:
         note(_left_to_the_next(journal, source, exc))
         await _keep(journal, note)
@@ -107,7 +114,9 @@ async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
         note(str(exc))
 
 
-async def _take_along(journal: DomainJournal, destination: Host, note: Callable[[str], None]) -> None:
+async def _take_along(
+    journal: DomainJournal, destination: Host, note: Callable[[str], None]
+) -> None:
     """Remove what earlier migrations left on other hosts while the destination has the domain."""
     for left in await DomainJournal.all_left(journal.vm):
         if left.run == journal.run:
@@ -161,7 +170,8 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
             why=f"it reports that the domain {where.value}",
-            remedy=f"if that does not change, see its log on {journal.target}: journalctl -u libvirtd",
+            remedy=f"if that does not change, see its log on {journal.target}: journalctl -u "
+            "libvirtd",
         )
 
 

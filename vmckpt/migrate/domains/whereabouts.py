@@ -97,7 +97,11 @@ def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
     if EndState.SILENT in ends or EndState.LOCKED in ends:
         return DomainMove.WAIT
     if view.source is EndState.ABSENT:
-        return DomainMove.UNKNOWN if view.destination is EndState.ABSENT else DomainMove.DESTINATION_OWNS
+        return (
+            DomainMove.UNKNOWN
+            if view.destination is EndState.ABSENT
+            else DomainMove.DESTINATION_OWNS
+        )
     if view.source is not EndState.OFF or view.destination is EndState.ABSENT:
         return DomainMove.SOURCE_OWNS  # if it runs, it was started since
     if view.destination is not EndState.OFF:

@@ -17,9 +17,9 @@ from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
-from vmckpt.migrate.outcome.retrying import retry_recovery
 from vmckpt.migrate.outcome.journal import STEPS
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.outcome.retrying import retry_recovery
 from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.run import migrate

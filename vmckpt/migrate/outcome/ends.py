@@ -162,7 +162,9 @@ class Pair(NamedTuple):
 
     async def view(self) -> OwnershipView:
         """Both ends, queried concurrently."""
-        source, destination = await asyncio.gather(self.source.inspect(), self.destination.inspect())
+        source, destination = await asyncio.gather(
+            self.source.inspect(), self.destination.inspect()
+        )
         return OwnershipView(source, destination, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:

@@ -130,7 +130,13 @@ _SCHEMA = Schema(
 
 
 def first_journal(
-    vm: Vm, destination: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
+    vm: Vm,
+    destination: Host,
+    checked: "Preflight",
+    *,
+    run: str,
+    target_qemu: str,
+    ids: tuple[str, str],
 ) -> MigrationJournal:
     """The journal of a new migration; `ids` identify the source and destination hosts."""
     options = checked.options

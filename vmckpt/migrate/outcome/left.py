@@ -137,7 +137,11 @@ async def without_stale(statuses: Iterable[VmStatus], hosts: Iterable[Host]) -> 
     stale = {home for found in answers.given for home in found}
     stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
     left = {home.vm for home in homes - stale}  # contradictory records hide none
-    return [status for status in statuses if _home_of(status.vm) not in stale or status.vm.name not in left]
+    return [
+        status
+        for status in statuses
+        if _home_of(status.vm) not in stale or status.vm.name not in left
+    ]
 
 
 class _Home(NamedTuple):

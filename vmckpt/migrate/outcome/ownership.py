@@ -141,7 +141,11 @@ def _fetching(view: OwnershipView) -> OwnershipMove:
 def _silent_source(destination: MigrationEnd) -> OwnershipMove:
     # A stall in the device phase blocks the source's main loop, and only cutting the connection
     # frees it; but in post-copy the guest depends on that connection.
-    return OwnershipMove.UNKNOWN if destination.ever_ran or destination.in_postcopy else OwnershipMove.YANK
+    return (
+        OwnershipMove.UNKNOWN
+        if destination.ever_ran or destination.in_postcopy
+        else OwnershipMove.YANK
+    )
 
 
 def _completed(view: OwnershipView) -> OwnershipMove:
@@ -166,7 +170,11 @@ def _in_postcopy(view: OwnershipView, migration: MigrationStatus) -> OwnershipMo
         return OwnershipMove.RECONNECT
     if view.destination.run is None:
         return OwnershipMove.WAIT
-    waits = view.destination.running or view.destination.run.status == "inmigrate" or not view.was_running
+    waits = (
+        view.destination.running
+        or view.destination.run.status == "inmigrate"
+        or not view.was_running
+    )
     return OwnershipMove.WAIT if waits else OwnershipMove.RUN_DESTINATION
 
 

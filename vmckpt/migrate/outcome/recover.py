@@ -20,15 +20,15 @@ from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.outcome.ends import End, Pair, discard, kill
 from vmckpt.migrate.outcome.journal import BEFORE_DEVICES, MigrationJournal, find_journal, newest
 from vmckpt.migrate.outcome.left import (
-    clear_source,
     clear_destination,
+    clear_source,
     forget,
     is_kept_at,
     keep_at,
     leave,
     undo_destination,
 )
-from vmckpt.migrate.outcome.machines import ForgottenError, source_of, destination_of
+from vmckpt.migrate.outcome.machines import ForgottenError, destination_of, source_of
 from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipMove, OwnershipView, decide
 from vmckpt.migrate.outcome.settle import settle, settle_alone
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
@@ -305,9 +305,11 @@ async def _recover(
 def _another(journal: MigrationJournal, destination: Host) -> OutcomeUnknownError:
     path = vm_dir(destination.state_dir, journal.vm).journal
     return OutcomeUnknownError(
-        f"'{journal.vm}' is at home on {destination.name}, but run {journal.run} did not bring it there",
+        f"'{journal.vm}' is at home on {destination.name}, but run {journal.run} did not bring it "
+        "there",
         why="its QEMU there is another than that migration's",
-        remedy=f"see on {journal.source} and {destination.name} where it runs, end the other QEMU, and "
+        remedy=f"see on {journal.source} and {destination.name} where it runs, end the other "
+        "QEMU, and "
         f"remove {path} and the same file on {journal.source}",
     )
 

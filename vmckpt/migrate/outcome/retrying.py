@@ -17,6 +17,4 @@ async def retry_recovery(attempt: Callable[[], Awaitable[T]]) -> T:
 
     Raises its last error; any other at once.
     """
-    return await retry(
-        attempt, (HostDownError, BusyError), every_s=RETRY_POLL_S, within_s=RETRY_S
-    )
+    return await retry(attempt, (HostDownError, BusyError), every_s=RETRY_POLL_S, within_s=RETRY_S)

@@ -68,7 +68,9 @@ async def settle(
             if is_cut or view.source.alive or move is not OwnershipMove.WAIT:
                 return OwnershipMove.UNKNOWN
             is_cut, moved_s = True, clock()
-            note("the source has ended: closing the connection on which the destination still waits")
+            note(
+                "the source has ended: closing the connection on which the destination still waits"
+            )
             await pair.destination.yank()
         if silent and not waited:
             waited = True

@@ -50,7 +50,12 @@ class DiskMirrors:
         emit: Callable[[JobProgress], None],
         note: Callable[[str, str], None],
     ) -> None:
-        self._source, self._destination, self._copies, self._run = pair.source, pair.destination, copies, run
+        self._source, self._destination, self._copies, self._run = (
+            pair.source,
+            pair.destination,
+            copies,
+            run,
+        )
         self._bandwidth, self._following = bandwidth_bytes_per_s, False
         self._writes_through = write_through
         self._clock, self._emit, self._note = clock, emit, note

@@ -58,7 +58,9 @@ async def arm(source: End, destination: End, encryption: Encryption, run: str) -
     credentials = TlsCredentials(
         source=name,
         destination=name,
-        hostname=(encryption.name or destination.host.migration_address) if by_certificate else None,
+        hostname=(encryption.name or destination.host.migration_address)
+        if by_certificate
+        else None,
         authz=AUTHZ_PREFIX + run if by_certificate else None,
     )
     try:

@@ -20,7 +20,9 @@ QUIT_S, QUIT_POLL_S = 5.0, 0.01
 async def settle_on_destination(destination: End, qemu: Qemu, source: Host) -> None:
     """Make the destination the VM's home; from here on the source's files only wait for removal."""
     name = destination.files.vm_name
-    await destination.host.write_text(vm_dir(destination.host.state_dir, name).current, qemu.to_json())
+    await destination.host.write_text(
+        vm_dir(destination.host.state_dir, name).current, qemu.to_json()
+    )
     await source.remove(vm_dir(source.state_dir, name).current)
 
 

@@ -20,7 +20,8 @@ async def listen(destination: Monitor, host: Host) -> int:
     try:
         # QEMU itself tries the ports in order up to "to".
         _, port = await both(
-            commands.migrate_incoming(destination, f"{uri(host, first)},to={last}"), _port(destination)
+            commands.migrate_incoming(destination, f"{uri(host, first)},to={last}"),
+            _port(destination),
         )
     except CommandRefusedError as exc:
         if not first:

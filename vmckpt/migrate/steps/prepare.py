@@ -7,7 +7,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps.encryption import disarm
-from vmckpt.migrate.steps.settings import set_source, set_destination
+from vmckpt.migrate.steps.settings import set_destination, set_source
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.sequence.steps import both
@@ -24,7 +24,9 @@ async def write_down(vm: Vm, pair: Pair) -> None:
     await hand_over(vm.host, vm.directory, pair.destination.host)
 
 
-async def prepare_destination(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
+async def prepare_destination(
+    vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]
+) -> Qemu:
     """Start it, apply settings to both ends, without credentials of an earlier move, and compare
     them.
 

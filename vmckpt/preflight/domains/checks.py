@@ -345,7 +345,9 @@ async def _userfaults(destination: Libvirtd, options: MigrationOptions) -> list[
     if allowed or 0 in users:
         text = f"QEMU may use it on {destination.host.name}"
         return [Finding("userfaultfd", OK, text)]
-    reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {destination.host.name}"
+    reason = (
+        f"post-copy needs userfaultfd, which QEMU's user may not use on {destination.host.name}"
+    )
     return [
         Finding("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
     ]

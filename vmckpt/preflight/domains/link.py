@@ -55,26 +55,34 @@ def decide_link(tls: Tls, transports: Transports, source: str, destination: Host
     host = in_uri(destination.migration_address)
     if TLS_PORT in transports.ports and transports.certificates is not None:
         path = f"?pkipath={transports.certificates}" if transports.certificates else ""
-        found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {destination.name} by TLS")
+        found = Finding(
+            "libvirt-link", OK, f"{source} reaches libvirtd on {destination.name} by TLS"
+        )
         return LibvirtLink(f"qemu+tls://{host}/system{path}", found)
-    if TCP_PORT in transports.ports and (tls is Tls.OFF or (tls is Tls.AUTO and transports.one_machine)):
+    if TCP_PORT in transports.ports and (
+        tls is Tls.OFF or (tls is Tls.AUTO and transports.one_machine)
+    ):
         reason = (
             f"libvirtd on {destination.name} accepts unencrypted connections from anyone (port "
             f"{TCP_PORT})"
         )
         found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
         return LibvirtLink(f"qemu+tcp://{host}/system", found)
-    return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(transports, source, destination)))
+    return LibvirtLink(
+        "", Finding("libvirt-link", REFUSE, *_obstacle(transports, source, destination))
+    )
 
 
 def _obstacle(transports: Transports, source: str, destination: Host) -> tuple[str, str]:
     if TLS_PORT not in transports.ports:
         reason = (
-            f"libvirtd on {destination.name} does not listen on {destination.migration_address} port "
+            f"libvirtd on {destination.name} does not listen on {destination.migration_address} "
+            "port "
             f"{TLS_PORT}: that of {source} cannot reach it"
         )
         remedy = (
-            f"vmckpt host check --fixes {source} {destination.name}  # prints the commands; or, in a "
+            f"vmckpt host check --fixes {source} {destination.name}  # prints the commands; or, "
+            "in a "
             "network that you trust, listen_tcp with --tls off"
         )
         return reason, remedy

@@ -215,7 +215,10 @@ def libvirt_encrypts(host: Host, paste: Paste, directory: Path, user: int | None
     if user is None and directory == pki:
         return issue
     certificates_dir = pki if user is None else QEMU_CERTIFICATES
-    settings = {"migrate_tls_x509_cert_dir": f'"{certificates_dir}"', "migrate_tls_x509_verify": "1"}
+    settings = {
+        "migrate_tls_x509_cert_dir": f'"{certificates_dir}"',
+        "migrate_tls_x509_verify": "1",
+    }
     parts = [f"{_put(settings, '/etc/libvirt/qemu.conf')} && systemctl restart libvirtd"]
     if user is not None:
         copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {certificates_dir}"

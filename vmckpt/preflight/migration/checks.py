@@ -75,10 +75,14 @@ class Preflight(NamedTuple):
 async def preflight(vm: Vm, destination: Host, options: MigrationOptions) -> Preflight:
     """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
     both_here = vm.host.is_this_machine and destination.is_this_machine
-    if vm.host.name == destination.name or (both_here and vm.host.state_dir == destination.state_dir):
+    if vm.host.name == destination.name or (
+        both_here and vm.host.state_dir == destination.state_dir
+    ):
         reason = f"the VM is on {destination.name} already"
         return Preflight((Finding("same-host", REFUSE, reason, "name another host"),), options)
-    found, network = await both(_checked(vm, destination, options), ask(destination_host.network(vm, destination)))
+    found, network = await both(
+        _checked(vm, destination, options), ask(destination_host.network(vm, destination))
+    )
     return found._replace(checks=(*found.checks, *network))
 
 
@@ -199,7 +203,9 @@ def _option(refusal: Refusal) -> Finding:
 async def _encryption(
     vm: Vm, destination: Host, options: MigrationOptions
 ) -> tuple[Encryption, Finding]:
-    own_users = bool(vm.host.vm_uids or destination.vm_uids or await user_of(vm.host, vm.qemu.files))
+    own_users = bool(
+        vm.host.vm_uids or destination.vm_uids or await user_of(vm.host, vm.qemu.files)
+    )
     try:
         name = options.tls_name
         found = await choose(options.tls, vm.host, destination, name=name, own_users=own_users)

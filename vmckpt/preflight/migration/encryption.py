@@ -77,7 +77,8 @@ async def choose(
         return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(
-            Scheme.UNENCRYPTED, "not encrypted: both hosts are this machine and have no certificates"
+            Scheme.UNENCRYPTED,
+            "not encrypted: both hosts are this machine and have no certificates",
         )
     without = [host.name for host, has in ((source, ours), (destination, theirs)) if not has]
     reason = f"{' and '.join(without)} cannot encrypt: no certificates"

@@ -75,7 +75,9 @@ def read_clusters(fd: int) -> Clusters:
     ):
         if is_so:
             raise UnfitError(why)
-    return Clusters(size_bytes, _read_file_clusters(fd, size_bytes, level1_at, entries), features == 0)
+    return Clusters(
+        size_bytes, _read_file_clusters(fd, size_bytes, level1_at, entries), features == 0
+    )
 
 
 def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
@@ -94,7 +96,9 @@ def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) 
         at = np.where(level2 & np.uint64(_ZERO), np.uint64(0), level2 & np.uint64(_OFFSET))
         if (at % np.uint64(CLUSTER_BYTES)).any():
             raise UnfitError("a cluster of it is not where clusters can be")
-        file_clusters[table * _PER_TABLE : table * _PER_TABLE + len(at)] = at >> np.uint64(CLUSTER_BITS)
+        file_clusters[table * _PER_TABLE : table * _PER_TABLE + len(at)] = at >> np.uint64(
+            CLUSTER_BITS
+        )
     file_clusters = file_clusters[:count]
     used = file_clusters[file_clusters != 0]
     if len(np.unique(used)) != len(used):

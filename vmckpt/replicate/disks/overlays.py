@@ -83,7 +83,9 @@ async def add_overlays(
     was done.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
-    await host.remove(vm.directory.overlays)  # not committed by a killed `commit_overlays`, and no longer needed
+    await host.remove(
+        vm.directory.overlays
+    )  # not committed by a killed `commit_overlays`, and no longer needed
     write_durably(vm.directory.overlays_request, REQUEST.encode(request))
     await let_read(host, vm.qemu.files, vm.directory.overlays, ())
     found = []

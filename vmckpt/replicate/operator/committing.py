@@ -26,7 +26,9 @@ class UnmergedReplica(NamedTuple):
     request: ReplicationRequest
 
 
-async def commit_overlays_on(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
+async def commit_overlays_on(
+    name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False
+) -> bool:
     """Commit the VM's overlays to its shared disks; False: there are none.
 
     Raises RefusedError (the standby's service runs, or its writes are not on storage),

@@ -42,7 +42,9 @@ async def failback(
     ended_s = time.monotonic()
     silence, guest = None, vm.spec.heartbeat_id
     if guest is not None:
-        silence = await guest_silence(destination, guest, began_s, ended_s, lambda _, why: notes.append(why))
+        silence = await guest_silence(
+            destination, guest, began_s, ended_s, lambda _, why: notes.append(why)
+        )
     downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
     notes += outcome.warnings
     return outcome._replace(guest_downtime_ms=downtime_ms, warnings=tuple(notes))
@@ -58,7 +60,8 @@ async def _is_protected_by(destination: Host, name: str, hosts: Iterable[Host]) 
         return True
     raise RefusedError(
         f"'{name}' is being replicated",
-        why=f"{statuses[0].role} {statuses[0].state}: from {statuses[0].primary} to {statuses[0].standby}",
+        why=f"{statuses[0].role} {statuses[0].state}: from {statuses[0].primary} to "
+        f"{statuses[0].standby}",
         remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
     )
 

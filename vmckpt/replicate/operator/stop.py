@@ -327,7 +327,9 @@ async def _settle_term(
     It is asked if its service was killed, or left the guest to a standby that does not have it. How
     the services ended counts, not what they said before.
     """
-    words = [(side, await last_status(side.host, ServiceFiles.of(side.host, name))) for side in found]
+    words = [
+        (side, await last_status(side.host, ServiceFiles.of(side.host, name))) for side in found
+    ]
     primaries = [(side, status) for side, status in words if side.status.is_primary]
     runs = {side.status.run for side, _ in primaries}
     is_left = any(_is_left(status) for _, status in primaries)

@@ -68,7 +68,11 @@ class Epochs:
     """One VM's epochs. `is_safe` once a standby could continue from one of them."""
 
     def __init__(
-        self, handles: PrimaryHandles, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
+        self,
+        handles: PrimaryHandles,
+        stream: EpochStream,
+        keeper: TermKeeper,
+        options: ReplicationOptions,
     ) -> None:
         self._monitor, self._capture, self._pidfd = handles.monitor, handles.capture, handles.pidfd
         self._output = handles.output

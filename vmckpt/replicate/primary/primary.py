@@ -30,9 +30,9 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.disks.overlays import add_overlays
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
+from vmckpt.replicate.disks.overlays import add_overlays
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path

@@ -17,7 +17,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.processes.deadman import armed
-from vmckpt.hosts.processes.scheduling import normal_priority, batch_priority
+from vmckpt.hosts.processes.scheduling import batch_priority, normal_priority
 from vmckpt.hosts.remote.tls import listening, token_of
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease

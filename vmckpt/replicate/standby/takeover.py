@@ -106,7 +106,9 @@ class TakeOver:
         primary = self._primary
         if receiving.done() and receiving.result() != LOST:
             return primary.why  # in its last word
-        return f"{primary.why or 'the primary is silent'}; {primary.second.diagnosis(primary.heard_s)}"
+        return (
+            f"{primary.why or 'the primary is silent'}; {primary.second.diagnosis(primary.heard_s)}"
+        )
 
     async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:

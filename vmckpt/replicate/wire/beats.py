@@ -62,10 +62,14 @@ def decode_beat(data: bytes, key: bytes) -> Beat:
     """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
     reply, mac = data[: _BEAT.size], data[_BEAT.size :]
     if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, reply, "sha256"), mac):
-        raise protocol_violation("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
+        raise protocol_violation(
+            "a datagram is not a heartbeat", f"{len(data)} bytes from another sender"
+        )
     magic, sender, number, heard = _BEAT.unpack(reply)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
-        raise protocol_violation("a heartbeat is not of this protocol", f"{magic!r} of sender {sender}")
+        raise protocol_violation(
+            "a heartbeat is not of this protocol", f"{magic!r} of sender {sender}"
+        )
     return Beat(Sender(sender), number, heard)
 
 

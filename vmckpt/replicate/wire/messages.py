@@ -214,7 +214,9 @@ def decode_writes(
         raise protocol_violation("disk writes make an epoch too large", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
-        raise protocol_violation("disk writes end too early", f"{count} writes in {len(content)} bytes")
+        raise protocol_violation(
+            "disk writes end too early", f"{count} writes in {len(content)} bytes"
+        )
     found = []
     for named, offset, length in _WRITE.iter_unpack(content[_COUNT.size : data_at]):
         disk = named & ~_ZEROES
@@ -251,7 +253,9 @@ def decode_hello(payload: Buffer) -> Hello:
     disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
     if not emitters:
-        raise protocol_violation("HELLO names no process to fence", "its emitters are an empty list")
+        raise protocol_violation(
+            "HELLO names no process to fence", "its emitters are an empty list"
+        )
     return _made(Hello, value | {"disks": disks, "emitters": emitters})
 
 
@@ -263,7 +267,9 @@ def decode_welcome(payload: Buffer) -> Welcome:
 def decode_failure(payload: Buffer) -> Failure:
     """Truncates its text to what a status has room for. Raises WireError."""
     message = _made(Failure, _json_object(payload, "FAILURE"))
-    return Failure(*(word[:_MOST_TEXT] for word in (message.kind, message.what, message.why, message.remedy)))
+    return Failure(
+        *(word[:_MOST_TEXT] for word in (message.kind, message.what, message.why, message.remedy))
+    )
 
 
 def decode_begin(payload: Buffer) -> Begin:
@@ -283,7 +289,9 @@ def decode_heartbeat(payload: Buffer) -> Heartbeat:
 
 def _unpacked(form: struct.Struct, payload: Buffer) -> tuple[int, ...]:
     if len(payload) != form.size:
-        raise protocol_violation("a payload has another length", f"{len(payload)} bytes, not {form.size}")
+        raise protocol_violation(
+            "a payload has another length", f"{len(payload)} bytes, not {form.size}"
+        )
     return form.unpack(payload)
 
 
@@ -324,13 +332,17 @@ def _made(kind: type[T], value: object) -> T:
         right = _SIMPLE.get(member.type, tuple)
         given = value[member.name]
         if not isinstance(given, right) or isinstance(given, bool):
-            raise protocol_violation(f"{kind.__name__} has a wrong {member.name}", f"{given!r:.200}")
+            raise protocol_violation(
+                f"{kind.__name__} has a wrong {member.name}", f"{given!r:.200}"
+            )
         if isinstance(given, int) and given < 0:
             raise protocol_violation(f"{kind.__name__} has a negative {member.name}", str(given))
         if isinstance(given, int) and given > _MOST.get(member.name, given):
             raise protocol_violation(f"{kind.__name__} has a {member.name} too large", str(given))
         if isinstance(given, str) and "\0" in given:  # it becomes part of a command's environment
-            raise protocol_violation(f"{kind.__name__} has a NUL in its {member.name}", f"{given!r:.200}")
+            raise protocol_violation(
+                f"{kind.__name__} has a NUL in its {member.name}", f"{given!r:.200}"
+            )
     return kind(**value)
 
 

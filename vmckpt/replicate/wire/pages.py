@@ -199,12 +199,16 @@ class PageBatch:
 def decode(payload: memoryview, ram_pages: int) -> PageBatch:
     """Decode a PAGES payload for a guest with so many pages. Raises WireError."""
     if len(payload) < _HEAD.size:
-        raise protocol_violation("a payload of pages ends too early", f"it has {len(payload)} bytes")
+        raise protocol_violation(
+            "a payload of pages ends too early", f"it has {len(payload)} bytes"
+        )
     *counts, total, changed_words = _HEAD.unpack_from(payload)
     patch, wholes = unpack(payload[_HEAD.size :], 2)
     runs = sum(counts)
     if max(counts) > MOST_PAGES or len(patch) < 8 * runs or len(wholes) % PAGE_BYTES:
-        raise protocol_violation("a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs")
+        raise protocol_violation(
+            "a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs"
+        )
     tables = np.frombuffer(patch[: 8 * runs], dtype="<u4").astype(np.int64)
     ends = np.cumsum(counts)[:-1]
     zero, patched, whole = (
@@ -240,7 +244,9 @@ def _numbers(firsts: Numbers, lengths: Numbers, ram_pages: int) -> Numbers:
     """The pages of runs. Raises WireError if the guest has no such pages, or there are too many."""
     total = int(lengths.sum())
     if total > MOST_PAGES or (len(firsts) and int((firsts + lengths).max()) > ram_pages):
-        raise protocol_violation("a payload names pages that are not there", f"the guest has {ram_pages}")
+        raise protocol_violation(
+            "a payload names pages that are not there", f"the guest has {ram_pages}"
+        )
     if not lengths.all():  # it would be kept, and count as no page
         raise protocol_violation("a payload of pages is malformed", "a run in it has no page")
     offsets = firsts - (np.cumsum(lengths) - lengths)

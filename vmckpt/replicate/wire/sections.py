@@ -99,7 +99,9 @@ def unpack(payload: memoryview, count: int) -> list[memoryview]:
         found.append(_content(packing, raw_bytes, payload[at : at + packed_bytes], packed_bytes))
         at += packed_bytes
     if at != len(payload):
-        raise protocol_violation("a payload is too long", f"{len(payload) - at} bytes follow its end")
+        raise protocol_violation(
+            "a payload is too long", f"{len(payload) - at} bytes follow its end"
+        )
     return found
 
 
@@ -117,5 +119,7 @@ def _content(packing: int, raw_bytes: int, packed: memoryview, packed_bytes: int
         except zstandard.ZstdError as exc:
             raise protocol_violation("a section cannot be unpacked", str(exc)) from exc
     if len(raw) != raw_bytes:
-        raise protocol_violation("a section has another length", f"{len(raw)} bytes for {raw_bytes}")
+        raise protocol_violation(
+            "a section has another length", f"{len(raw)} bytes for {raw_bytes}"
+        )
     return memoryview(raw)

@@ -262,7 +262,10 @@ class _Far:
 
     def answer(self, question: str, words: list[Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         try:
-            found, came = self._read_only(question, words) or (self._done(question, words, data), b"")
+            found, came = self._read_only(question, words) or (
+                self._done(question, words, data),
+                b"",
+            )
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:

@@ -44,7 +44,10 @@ class SshBackend(LentBackend):
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    command(location), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._said
+                    command(location),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._said,
                 )
         except OSError as exc:
             ours.close()
@@ -60,7 +63,8 @@ class SshBackend(LentBackend):
             raise HostDownError(
                 f"the store {location} is not reached",
                 why=self._last_words() or exc.why,
-                remedy=f"try it: ssh {shlex.join(command(location)[-2:-1])}; the server needs vmckpt, "
+                remedy=f"try it: ssh {shlex.join(command(location)[-2:-1])}; the server needs "
+                "vmckpt, "
                 "and this key in its authorized_keys",
             ) from exc
 

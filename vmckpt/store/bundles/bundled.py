@@ -110,7 +110,10 @@ class BundledBackend:
         """The objects in a folder; packs include those in bundles."""
         if folder != PACKS:
             return self._inner.names(folder)
-        return {name.removeprefix(f"{PACKS}/"): size for name, size in self.list_holdings().sizes().items()}
+        return {
+            name.removeprefix(f"{PACKS}/"): size
+            for name, size in self.list_holdings().sizes().items()
+        }
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """The objects in a folder, as stored."""

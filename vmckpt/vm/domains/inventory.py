@@ -11,8 +11,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.domains.replies import DomainInfo
+from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 

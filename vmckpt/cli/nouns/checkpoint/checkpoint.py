@@ -77,8 +77,8 @@ def create(
     if kind is CheckpointKind.internal:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
-    from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.checkpoint.operate import create as create_
+    from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.cli.found import find_own
     from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new
 

@@ -333,7 +333,9 @@ def calibrate(
     show(result, _links(directions, done.skipped), as_json=json)
 
 
-def _links(directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]") -> str:
+def _links(
+    directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]"
+) -> str:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate
 

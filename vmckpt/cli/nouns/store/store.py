@@ -11,9 +11,9 @@ from vmckpt.cli.options.arguments import Apply, DryRun
 from vmckpt.cli.options.stores import (
     CheckedStores,
     OneStore,
-    StoreArgument,
     Points,
     ReadDataSubset,
+    StoreArgument,
     StoreKey,
     TargetKey,
     key_of,
@@ -174,7 +174,9 @@ def check(
     from vmckpt.store.check import check as check_store
 
     subset = _subset(read_data_subset)
-    locations, silent = ([location_of(location)], []) if location is not None else _known_locations()
+    locations, silent = (
+        ([location_of(location)], []) if location is not None else _known_locations()
+    )
     found, source = [], key.source()
     any_encryption = location is None and len(locations) > 1
     for at in locations:
