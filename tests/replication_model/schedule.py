@@ -316,7 +316,7 @@ class Schedule:
             said += self._obey(PROTECT, set())
             if self._is_protected():
                 return
-        raise ViolationError(f"the VM can no longer be protected: {'; '.join(said[-6:])}")
+        raise ViolationError(f"the VM cannot be protected again: {'; '.join(said[-6:])}")
 
     def _is_protected(self) -> bool:
         return any(

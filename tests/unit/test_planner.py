@@ -17,7 +17,7 @@ from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.planner import (
-    Candidate,
+    MethodCandidate,
     bandwidth_notes,
     limits_ms,
     offer_of,
@@ -53,10 +53,10 @@ def measured(
 
 def road(
     mode: TransferMode, wish: Intent, asked: MigrationOptions | None = None, link: LinkModel = LINK
-) -> Candidate:
+) -> MethodCandidate:
     asked = asked or MigrationOptions()
     limits = limits_ms(mode, asked, wish, link)
-    return Candidate(mode, options_of(mode, asked, wish), link, downtimes_ms=limits)
+    return MethodCandidate(mode, options_of(mode, asked, wish), link, downtimes_ms=limits)
 
 
 def offered(

@@ -141,7 +141,7 @@ class BriefHold:
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
-        """Commands after which nothing leaves; if one is refused, `release_all` must still follow."""
+        """Commands after which nothing leaves; after a refused one call `release_all` too."""
         values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
         return [
             commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})

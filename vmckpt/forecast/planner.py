@@ -147,7 +147,7 @@ class MigrationPlan:
         }
 
 
-class Candidate(NamedTuple):
+class MethodCandidate(NamedTuple):
     """A method between two hosts: what is known of it, or why it is closed or unknown.
 
     `downtimes_ms` are the limits to try, in this order.
@@ -251,7 +251,7 @@ async def _devices(vm: Vm, destination: Host, records: Sequence[RunRecord]) -> D
     return device_phases(held, device_moves(records, vm.host.name, destination.name))
 
 
-def _require_open(candidates: Sequence[Candidate], vm: str, destination: str) -> None:
+def _require_open(candidates: Sequence[MethodCandidate], vm: str, destination: str) -> None:
     if not any(candidate.link for candidate in candidates):
         raise RefusedError(
             f"'{vm}' cannot move to {destination}",
@@ -260,7 +260,7 @@ def _require_open(candidates: Sequence[Candidate], vm: str, destination: str) ->
         )
 
 
-def _against(candidates: Sequence[Candidate]) -> str:
+def _against(candidates: Sequence[MethodCandidate]) -> str:
     """Why methods are closed; those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for candidate in candidates:
@@ -278,27 +278,27 @@ async def _candidate(
     *,
     intent: Intent,
     links: Mapping[str, LinkModel],
-) -> Candidate:
+) -> MethodCandidate:
     meant = options_of(mode, options, intent)
     checked = await preflight(vm, destination, meant)
     if closed := against(options, checked.checks):
-        return Candidate(mode, meant, closed=closed)
+        return MethodCandidate(mode, meant, closed=closed)
     link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.UNENCRYPTED))
     if link is None:
         remedy = f"vmckpt host calibrate {vm.host.name} {destination.name}"
-        return Candidate(mode, meant, unknown=f"no measurements: {remedy}")
+        return MethodCandidate(mode, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such migration measures it"
-        return Candidate(mode, meant, unknown=unknown)
-    return Candidate(
+        return MethodCandidate(mode, meant, unknown=unknown)
+    return MethodCandidate(
         mode, meant, link, copied, limits_ms(mode, options, intent, link), checked.checks
     )
 
 
 def within_bandwidth(
-    candidate: Candidate, measured: DirtyRate, options: MigrationOptions
-) -> Candidate:
+    candidate: MethodCandidate, measured: DirtyRate, options: MigrationOptions
+) -> MethodCandidate:
     """The method, closed if several channels would send more than the bandwidth limit allows.
 
     Unless the channels were requested, or compression, which uses them.
@@ -318,7 +318,7 @@ def within_bandwidth(
     return candidate._replace(link=None, closed=closed)
 
 
-def bandwidth_notes(candidate: Candidate, measured: DirtyRate) -> Iterator[str]:
+def bandwidth_notes(candidate: MethodCandidate, measured: DirtyRate) -> Iterator[str]:
     """Notes on how a method exceeds its bandwidth limit."""
     limit = candidate.options.bandwidth_bytes_per_s
     if not limit or not candidate.link:
@@ -329,12 +329,12 @@ def bandwidth_notes(candidate: Candidate, measured: DirtyRate) -> Iterator[str]:
         yield "the bandwidth limit holds until post-copy begins: then pages are sent at link speed"
 
 
-def _beyond_bytes_per_s(candidate: Candidate, link: LinkModel, measured: DirtyRate) -> float:
+def _beyond_bytes_per_s(candidate: MethodCandidate, link: LinkModel, measured: DirtyRate) -> float:
     return beyond_bytes_per_s(candidate.mode, guest_of(measured), link, limits(candidate.options))
 
 
 def offer_of(
-    candidate: Candidate,
+    candidate: MethodCandidate,
     link: LinkModel,
     measured: DirtyRate,
     *,
@@ -369,7 +369,7 @@ def offer_of(
 
 
 def _by_limits(
-    candidate: Candidate,
+    candidate: MethodCandidate,
     link: LinkModel,
     guest: Guest,
     *,
@@ -390,7 +390,7 @@ def _by_limits(
     return min(found, key=lambda one: change(one[0]))
 
 
-def _promising(candidate: Candidate, intent: Intent, downtime_ms: int) -> MigrationOptions:
+def _promising(candidate: MethodCandidate, intent: Intent, downtime_ms: int) -> MigrationOptions:
     """The options of a method with that limit, and what else is promised."""
     most_ms = max(candidate.downtimes_ms) if intent.max_downtime_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
