@@ -162,17 +162,17 @@ class Job:
     """A restore's job: whether its guest runs, and whether it was ended."""
 
     def __init__(self, *, runs: bool) -> None:
-        self._told = Outcome(result={}) if runs else None
+        self._outcome = Outcome(result={}) if runs else None
         self._ended = asyncio.Event()
         self.ended = False
 
     async def outcome(self, _: object) -> None:
-        if self._told is None:
+        if self._outcome is None:
             await self._ended.wait()
             raise CancelledByUserError("cancelled", why="asked to stop", remedy="-")
 
-    async def told(self) -> Outcome | None:
-        return self._told
+    async def outcome_so_far(self) -> Outcome | None:
+        return self._outcome
 
     async def cancel(self, _: str) -> None:
         self.ended = True

@@ -118,7 +118,7 @@ def test_without_a_free_descriptor_nothing_is_promised_again(
             is_out += 1
             raise OSError(errno.EMFILE, "Too many open files", str(path))
 
-        where, name = (process, "said_of") if what == "cmdline" else (promises, "_text")
+        where, name = (process, "file_of") if what == "cmdline" else (promises, "_text")
         monkeypatch.setattr(where, name, no_descriptor)
         with pytest.raises(OSError, match="Too many open files"):
             ask(tmp_path, second, 100 * MIB)

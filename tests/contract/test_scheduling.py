@@ -56,20 +56,22 @@ SESSION = Path("/proc/self/autogroup")
 PROGRAM = """
 import os
 from tests.contract.test_scheduling import session_niceness
-from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, session_prompt
+from vmckpt.hosts.processes.scheduling import (
+    end_session_low_priority, session_high_priority, session_low_priority
+)
 
 def niceness():
     print(session_niceness(), len(os.sched_getaffinity(0)), os.sched_getscheduler(0))
 
-session_comes_last()
+session_low_priority()
 niceness()
-with session_prompt(), session_prompt():
+with session_high_priority(), session_high_priority():
     niceness()
 niceness()
-with session_prompt():
-    session_has_waited()
+with session_high_priority():
+    end_session_low_priority()
 niceness()
-session_comes_last()
+session_low_priority()
 niceness()
 """
 
@@ -212,20 +214,22 @@ def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
 
 POLICIES = """
 import os, threading
-from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, take_turns
+from vmckpt.hosts.processes.scheduling import (
+    end_session_low_priority, session_low_priority, share_processor
+)
 
 def policy(thread=0):
     print(os.sched_getscheduler(thread))
 
 if chosen:
     os.sched_setscheduler(0, chosen, os.sched_param(0))
-session_comes_last()
+session_low_priority()
 other = threading.Thread(target=threading.Event().wait, daemon=True)
 other.start()
 policy(), policy(other.native_id)
-session_has_waited()
+end_session_low_priority()
 policy(), policy(other.native_id)
-take_turns()
+share_processor()
 policy()
 """
 

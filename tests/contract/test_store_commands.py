@@ -101,7 +101,7 @@ def test_checkpoints_are_carried_in_a_file(bench: Bench) -> None:
     file = bench.folder / "carried"
     first, second = (manifest.id for manifest, _ in bench.states)
     assert bench.run("export", str(file))["copied"] == [first, second]
-    assert "there already" in bench.run("export", str(file), code=4)["error"]["what"]
+    assert "exists already" in bench.run("export", str(file), code=4)["error"]["what"]
     assert bench.run("info", str(file))["checkpoints"] == 2
     assert bench.run("check", str(file))["whole"]
     other = str(bench.folder / "other")

@@ -76,7 +76,7 @@ class Protection:
         self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, handles.mirrors.tell)
         self._epochs = Epochs(handles, self._stream, keeper, request.options)
         self._why = ""
-        self._asked: ProtectionEnding | None = None
+        self._requested: ProtectionEnding | None = None
         self._is_ending = self._is_handing_over = False
         self._ending: ProtectionEnding | None = None
 
@@ -87,7 +87,7 @@ class Protection:
                 with self._woken_by_its_end():
                     ending = await self._protect(background)
             except StandbyLostError as exc:
-                self._why = "" if self._asked else self._how_lost(exc)
+                self._why = "" if self._requested else self._how_lost(exc)
                 # Ending now, even on request, would leave behind a guest whose output is held.
                 ending = await to_the_end(self._go_on_alone())
             except BaseException as exc:
@@ -210,13 +210,13 @@ class Protection:
             try:
                 await self._epochs.copy(self._require_wanted)
                 await self._handles.output.hold()
-                while self._asked is None:
+                while self._requested is None:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
                     _require_at_work(background)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
-                if self._asked is ProtectionEnding.YOURS:
+                if self._requested is ProtectionEnding.YOURS:
                     return await self._hand_over(background)
                 return await self._stop()
             except (VmckptError, OSError) as exc:
@@ -246,7 +246,7 @@ class Protection:
         )
 
     def _require_wanted(self) -> None:
-        if self._asked is not None:
+        if self._requested is not None:
             raise StandbyLostError("stopped before everything was copied")
 
     async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
@@ -257,7 +257,7 @@ class Protection:
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return ProtectionEnding.REPLACED
-            if self._asked is not ProtectionEnding.YOURS:
+            if self._requested is not ProtectionEnding.YOURS:
                 return await self._stop()  # the arbiter is gone: continue here
             if self._stands_still():
                 break
@@ -415,14 +415,16 @@ class Protection:
 
     def hand_over(self) -> None:
         """Have the standby take the guest over: this host goes down (SIGTERM)."""
-        if self._asked is None:
-            self._asked = ProtectionEnding.YOURS
+        if self._requested is None:
+            self._requested = ProtectionEnding.YOURS
             self._wake.set()
 
     async def answer(self, word: str) -> ReplicaStatus:
         """Answer a request over its control socket: status, and the words that end it."""
         if word in ("stop", "failover", GO_ALONE, GO_ALONE_UNLESS_TAKEN):
-            self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
+            self._requested = (
+                ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
+            )
             if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
                 with suppress(StorageError):  # the guest continues, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
