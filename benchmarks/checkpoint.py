@@ -38,7 +38,7 @@ from benchmarks.parts import measure
 from benchmarks.replication_rivals import saved_to_files
 from benchmarks.summary import Verdict
 from tests.qemu.world import World, image, qemu, world
-from vmckpt.checkpoint.catalogue.place import own_place
+from vmckpt.checkpoint.catalogue.location import own_location
 from vmckpt.lab.guests.guest import CONTROL_PORT, GuestControl
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.qemu.monitor import session
@@ -140,7 +140,7 @@ async def twenty(memory_load: str, disk_load: str) -> dict[str, Any]:
             taken.append(await create(made))
             await asyncio.sleep(1.0)
         await control.close()
-        place = own_place(made.asked("lab-a").state_dir)
+        place = own_location(made.asked("lab-a").state_dir)
         changed = await asyncio.to_thread(zstd_of_changes, place, [one["id"] for one in taken])
     added = [one["stored"] for one in taken]
     found = {
@@ -218,7 +218,7 @@ async def restored(memory: str) -> dict[str, Any]:
 
 
 async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
-    """Restored where there is no such VM any more; who asks all the time is answered when?"""
+    """Restored where there is no such VM any longer; who asks all the time is answered when?"""
     await asyncio.to_thread(made.ok, "vm", "stop", NAME, "--force")
     await asyncio.to_thread(made.ok, "vm", "rm", NAME)
     (made.shared / f"{NAME}.qcow2").unlink(missing_ok=True)
@@ -227,7 +227,7 @@ async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
         done = await asyncio.to_thread(made.ok, "checkpoint", "restore", point)
         answered_unix_s = float((await asyncio.to_thread(probe.communicate))[0])
     answered_ms = (answered_unix_s - done["ran_unix_s"]) * 1e3 + done["running_ms"]
-    while (  # noqa: ASYNC110 - nobody tells
+    while (  # noqa: ASYNC110 - no one tells
         await asyncio.to_thread(made.ok, "vm", "show", NAME)
     )["operation"]:
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""A program: asks a guest for an answer, anew every few milliseconds; says when the first came.
+"""A program: asks a guest for an answer, again every few milliseconds; says when the first came.
 
 python -I -S first_answer.py ADDRESS PORT: "ready", then Unix seconds.
 """

@@ -10,7 +10,7 @@ Every way of a judged cell goes `--turns` times: one move is off by noise that n
 and of three the one in the middle is off by less. Both are judged.
 
 The first cells teach the planner what the pair of hosts costs; the others, whole workloads of their
-own, are judged, and nothing of them teaches. Forecasts are made anew from what was measured before
+own, are judged, and nothing of them teaches. Forecasts are made again from what was measured before
 each run, so that the verdict is about the model as it stands. Aims are the issue's. Beside the
 verdict: the cells that teach, each left out of the teaching in turn, by which a model is chosen.
 """

@@ -22,7 +22,7 @@ INTENT = "intent"
 class Cell(NamedTuple):
     """One workload, and the ways it goes. `judged` cells are held out from teaching, whole.
 
-    `intent`: wishes with which the planner shall choose the way of one more run.
+    `intent`: constraints with which the planner shall choose the way of one more run.
     """
 
     memory: str

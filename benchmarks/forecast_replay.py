@@ -1,4 +1,4 @@
-"""The kept runs of benchmarks/forecast, forecast anew by the model as it stands."""
+"""The kept runs of benchmarks/forecast, forecast again by the model as it stands."""
 
 import json
 import tarfile
@@ -73,7 +73,7 @@ def of_others(
 
 def _anew(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
     began_s = time.process_time()
-    found = {one.way: one for one in forecasts(row, records)}
+    found = {one.mode: one for one in forecasts(row, records)}
     choice = choose([judge(one, Intent()) for one in found.values()], Intent())
     took_s = time.process_time() - began_s
     one = found[TransferMode(row["way"])]
@@ -81,7 +81,7 @@ def _anew(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any
     return rest | {
         "forecast_ends": one.ends,
         "forecast": one.to_json(),
-        "chosen": choice.way,
+        "chosen": choice.mode,
         "forecast_ms": round(1e3 * took_s, 2),
     }
 

@@ -178,8 +178,8 @@ def near_best(judged: Sequence[Row]) -> Iterable[bool]:
     best; by the medians of what the ways took in all turns.
 
     A way that was not run, or given up before it could end, tells nothing. The best of the ways
-    that the planner may choose without a wish: one in which a broken link can cost the guest only
-    where no other ends. Several channels count under a bandwidth limit too, where the planner
+    that the planner may choose without a constraint: one in which a broken link can cost the guest
+    only where no other ends. Several channels count under a bandwidth limit too, where the planner
     leaves them out if they go beyond it: what is judged is the model's order of the ways.
     """
     for cell in dict.fromkeys(row["cell"] for row in judged):

@@ -173,7 +173,7 @@ async def goes_on(made: World, guest: LabGuest) -> None:
 
 
 async def settled(made: World, guest: LabGuest) -> None:
-    """Nothing is done to it any more: all of its memory has come."""
+    """Nothing is done to it any longer: all of its memory has come."""
     given_up_s = time.monotonic() + PATIENCE_S
     while (await asyncio.to_thread(made.ok, "vm", "show", guest.name))["operation"]:
         if time.monotonic() > given_up_s:

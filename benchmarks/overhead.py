@@ -18,7 +18,7 @@ stop the guest, at 30 ms what the command adds can be seen.
 Fixed cost is wall time less transfer: before the transfer, and after it.
 
 Memory is warm (warm_memory.py): where this machine's hypervisor takes back what is free for two
-seconds, each process would wait for it anew, by half as long again for both ways.
+seconds, each process would wait for it again, by half as long again for both ways.
 """
 
 import argparse

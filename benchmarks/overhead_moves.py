@@ -17,7 +17,7 @@ from typing import Self
 from benchmarks import setting
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.outcome.ends import End
-from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_destination
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.inventory import Vm, find_vm
@@ -33,7 +33,7 @@ WAYS = (BARE, *OPTIONS)
 BLOCK = 2 * len(WAYS)
 # Without a tight limit QEMU may stop the guest with 0.2 s of sending left, or with none, as it
 # happens: what the command adds is lost in that. The rounds take turns with both.
-USUAL_LIMIT_MS = 300  # of vmckpt's and of QEMU's: nobody types it
+USUAL_LIMIT_MS = 300  # of vmckpt's and of QEMU's: no one types it
 DOWNTIME_LIMITS_MS = (USUAL_LIMIT_MS, 30)
 SETTLE_S = 1.5
 # The guest's own load is about 25 % of two cores.
@@ -187,7 +187,7 @@ async def _moving(
     qemu = await find_qemu(to, vm.qemu.platform)
     if qemu is None:
         raise SystemExit("the bare script's target QEMU has ended")
-    await settle_on_target(to, qemu, vm.host)
+    await settle_on_destination(to, qemu, vm.host)
     await release(source, vm.spec.ram_dir)
 
 

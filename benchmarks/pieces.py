@@ -3,7 +3,7 @@
 A piece says of what commit it is, when it was, how much of the machine others used meanwhile, and
 how it ended: one that was killed in the middle has what it had measured, and says so. A later piece
 goes on where the last one stopped, of the same commit alone: of code that was changed and not
-committed nobody knows what it was, so there such pieces begin anew.
+committed no one knows what it was, so there such pieces begin again.
 """
 
 import subprocess

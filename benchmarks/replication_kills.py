@@ -30,7 +30,7 @@ from vmckpt.lab.guests.guest import KvClient
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.operator.sides import last_status
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import PROMOTED, PROTECTED, ReplicaStatus
@@ -250,7 +250,7 @@ async def _promoted(made: World, standby: str, name: str) -> ReplicaStatus:
     """The standby's last word. A command that asked would be in the way of what is measured."""
     host, given_up_s = made.asked(standby), time.monotonic() + ANSWER_S
     while True:
-        status = await last_word(host, ServiceFiles.of(host, name))
+        status = await last_status(host, ServiceFiles.of(host, name))
         if status is not None and status.state == PROMOTED:
             return status
         if time.monotonic() > given_up_s:

@@ -1,4 +1,4 @@
-"""Whether a guest stands still for longer the more memory it has: pauses by size, one dirty rate.
+"""Whether a guest is paused for longer the more memory it has: pauses by size, one dirty rate.
 
 Run: python -m benchmarks.replication_sizes [--seconds 20] [--sizes 256M 1G 6G]. Each guest dirties
 20 MB/s of text under TCG and is protected in the lab at 25 ms epochs, one after the other; pauses

@@ -30,7 +30,7 @@ MTBF_S, COST_S, COST_SIGMA, TOOK_S = 7 * DAY_S, 0.05, math.log(2) / 1.6449, 3.0
 ASSUMED = {"a tenth of it": 0.1, "right": 1.0, "ten times it": 10.0}
 VMS = 200
 AFTER = [0, 1, 3, 10, 30, 100, 200, 300, 500, 1000]
-# The interval is chosen anew so often between two failures.
+# The interval is chosen again so often between two failures.
 PARTS, LEARNS_FROM = 3, 4
 KNOWN_LIMIT, LEARNED_LIMIT, SHARE = 0.01, 0.05, 0.95
 

@@ -120,7 +120,7 @@ async def run(*argv: str | Path) -> Process:
     """Run a process to its end, timed. One that fails ends the benchmark, its words shown.
 
     Python may cache bytecode, as it does in an installation, whatever this process's environment
-    says: else every command is compiled anew each time.
+    says: else every command is compiled again each time.
     """
     began_unix_s, began_ns = time.time(), time.monotonic_ns()
     child = await asyncio.create_subprocess_exec(

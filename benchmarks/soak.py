@@ -2,7 +2,7 @@
 
 Run: python -m benchmarks.soak [--trips 100]. A guest dirties 20 MB/s of memory and writes 2 MB/s
 to its disk, all self-checking; a client outside holds a TCP connection and checks every answer. A
-damaged guest is started anew and counted. Moves with a QEMU 7.2 source under TCG are counted
+damaged guest is started again and counted. Moves with a QEMU 7.2 source under TCG are counted
 apart: it loses dirty pages by a bug of its own (benchmarks/results/soak.json shows how often).
 """
 

@@ -1,4 +1,4 @@
-"""Records docs/tour.md anew: runs each of its commands, and writes what they print below them.
+"""Records docs/tour.md again: runs each of its commands, and writes what they print below them.
 
     python -m benchmarks.tour
 

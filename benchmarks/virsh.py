@@ -2,11 +2,11 @@
 
 Two hosts that look like machines, and an operator who reaches them by SSH. A libvirt domain is
 moved by `virsh migrate --live --p2p` and by `vmckpt migrate`, each run by the operator; and by
-virsh run on the source itself, which pays for no SSH, and which nobody could be quicker than. A VM
+virsh run on the source itself, which pays for no SSH, and which no one could be quicker than. A VM
 of vmckpt's own with the same memory, devices and load is moved by `vmckpt migrate`. Both are typed
 as people do; beside them, for what channels alone make, virsh with `--parallel` and vmckpt with
 `--method precopy`, which is one channel as virsh has it by itself. All take turns in one run, each
-there and back, in clear alike, with the same shared disk; the order changes from round to round.
+there and back, unencrypted alike, with the same shared disk; the order changes from round to round.
 The first moves are a warm-up. Only one of the two guests runs at a time: the other would take its
 processor.
 

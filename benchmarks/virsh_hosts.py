@@ -141,7 +141,7 @@ async def hosts() -> AsyncIterator[Hosts]:
     os.environ["VMCKPT_STATE_DIR"] = str(state_dir)
     try:
         lab = await labs.up(
-            state_dir, hosts=2, qemus=[setting.qemu()] * 2, look=MachineKit(Path(packages))
+            state_dir, hosts=2, qemus=[setting.qemu()] * 2, kit=MachineKit(Path(packages))
         )
         listener = find_host(lab.hosts[0].name)
         ssh = _ssh_command(lab)

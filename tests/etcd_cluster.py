@@ -153,7 +153,7 @@ class Cluster:
 
     @contextmanager
     def stopped(self, *members: Member) -> Iterator[None]:
-        """The members stand still for the block; then all is as it was."""
+        """The members are paused for the block; then all is as it was."""
         for member in members:
             member.signal(signal.SIGSTOP)
         try:

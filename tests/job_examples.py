@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint import jobs
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
+from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.hosts.host import HostEntry
 from vmckpt.hosts.remote.tls import TlsEndpoint
@@ -23,7 +23,7 @@ class Example(NamedTuple):
     result: Any
 
 
-STORE = jobs.StoreAsked("/store")
+STORE = jobs.StoreRequest("/store")
 WISH = RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=True)
 REPORT = MigrationReport(
     "r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,

@@ -33,7 +33,7 @@ def hosts(kind: Kind, *qemus: Path) -> Iterator[World]:
     else:
         require_root()
         with machines(qemus) as made:
-            made.certify()  # between two machines nothing goes in clear
+            made.certify()  # between two machines nothing goes unencrypted
             yield made
 
 

@@ -42,8 +42,8 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
-def new_place() -> str:
-    """A prefix that nobody has."""
+def new_location() -> str:
+    """A prefix that no one has."""
     return f"s3://{BUCKET}/{secrets.token_hex(8)}"
 
 

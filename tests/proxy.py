@@ -19,7 +19,7 @@ class Proxy:
         self._threads[0].start()
 
     def stall(self) -> None:
-        """Nothing passes any more, in neither direction; nobody is told."""
+        """Nothing passes any longer, in neither direction; no one is told."""
         self._flows.clear()
 
     def flow(self) -> None:

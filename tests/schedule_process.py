@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.schedule_work import OnlyTaking
 from vmckpt.cli.loop import run_until_interrupted
-from vmckpt.cli.main import told
+from vmckpt.cli.main import report
 from vmckpt.errors import BusyError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.fleet.schedule.learned import VmSample
@@ -50,7 +50,7 @@ class Files(OnlyTaking):
             raise BusyError("'web' is busy", why="another service is at it", remedy="wait")
         return Point(record.making.id, "point", 0.01, 0.1, 1)
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         return None
 
 
@@ -71,7 +71,7 @@ def main(directory: Path, verb: str) -> int:
         else:
             asyncio.run(run_due([], tools))
     except VmckptError as exc:
-        return told(exc)
+        return report(exc)
     return 0
 
 

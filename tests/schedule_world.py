@@ -1,7 +1,7 @@
 """A machine with a scheduler on it, in virtual time: clocks that step, reboots, kills, failures.
 
 What runs is `fleet.schedule.run.run` with its real files; checkpoints are names in a dict. A kill
-is an exception that nothing catches, at any place where the run asks or tells somebody: between any
+is an exception that nothing catches, at any place where the run asks or tells someone: between any
 two of its writes.
 """
 
@@ -65,7 +65,7 @@ class World:
     damage: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     name: str = "web"
-    # Where the VM is, and which hosts give no answer, or have no store any more.
+    # Where the VM is, and which hosts give no answer, or have no store any longer.
     host: str = "host"
     dead: set[str] = field(default_factory=set)
     emptied: set[str] = field(default_factory=set)
@@ -213,7 +213,7 @@ class World:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         raise NotFoundError("not asked", why="-", remedy="-")
 
     def _point(self, key: str) -> Point:

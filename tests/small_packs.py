@@ -92,7 +92,7 @@ class Asked:
     """A back end that counts what it is asked."""
 
     def __init__(self, inner: Backend) -> None:
-        self.place, self.inner = inner.place, inner
+        self.location, self.inner = inner.location, inner
         self.locks_last, self.is_remote = inner.locks_last, inner.is_remote
         self.counts: Counter[str] = Counter()
 
@@ -146,7 +146,7 @@ class Killed(BaseException):
 class Stepped(LocalBackend):
     """A directory whose locks keep none away. `then` runs before change number `at` of it.
 
-    Once `then` has raised, nothing changes any more.
+    Once `then` has raised, nothing changes any longer.
     """
 
     locks_last = False

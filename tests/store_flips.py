@@ -4,8 +4,8 @@ A round: bits flip, and between them writers, gc, copies and removals work. Then
 whole is restored bit by bit, and what it calls lost is refused. Then all contents are put once
 more, and all damage to them is healed by that. Only two things are not: a checkpoint whose own file
 or maps, or a pack whose table, has flipped; and chunks whose name has flipped in each of its copies
-as long as none was written anew, which is watched here flip by flip: it is not what the store says.
-What is left is removed, and the store is whole.
+as long as none was written again, which is watched here flip by flip: it is not what the store
+says. What is left is removed, and the store is whole.
 """
 
 import random
@@ -45,7 +45,7 @@ Put = Callable[[str, bytes], None]
 
 
 class Flipping:
-    """A store whose bits flip, and a mirror where they do not. `reopen` opens the store anew.
+    """A store whose bits flip, and a mirror where they do not. `reopen` opens the store again.
 
     `put` replaces an object of the store by other bytes, `look` opens it to see what is there.
     """
@@ -99,7 +99,7 @@ class Flipping:
     def _flip(self, backend: BundledBackend) -> None:
         """One bit, of a frame most often; else anywhere, or where the formats' own bytes are."""
         folder = self._random.choice(FOLDERS)
-        held = backend.look()
+        held = backend.list_holdings()
         packs = [*held.loose, *held.bundles]
         names = [f"{folder}/{name}" for name in backend.names(folder)]
         if folder == "packs" or not names:
@@ -229,7 +229,7 @@ class Flipping:
         with self._look() as store:
             opened = store.opened
             opened.records.refresh()
-            packs = set(opened.packs.look_again())
+            packs = set(opened.packs.list_again())
             if folder != "damaged":
                 packs &= ids
             return {

@@ -69,16 +69,16 @@ class LossyWriter(LocalWriter):
         backend.lossy(super().publish)
 
 
-def backend_at(place: str, seed: int) -> Backend:
+def backend_at(location: str, seed: int) -> Backend:
     """A host's own way to the store."""
-    if not is_url(place):
-        return LossyDirectory(Path(place), seed)
+    if not is_url(location):
+        return LossyDirectory(Path(location), seed)
     from vmckpt.store.backends.s3 import S3Backend
 
-    return S3Backend(place, expiry_s=EXPIRY_S, refresh_s=REFRESH_S, retries=seed % 2)
+    return S3Backend(location, expiry_s=EXPIRY_S, refresh_s=REFRESH_S, retries=seed % 2)
 
 
-def work(place: str, role: str, seed: int, log: str, environment: dict[str, str]) -> None:
+def work(location: str, role: str, seed: int, log: str, environment: dict[str, str]) -> None:
     """Until it is killed. An error of the store is said, and the next thing is done."""
     merging.MANY = 2  # so that packs are moved all the time
     cache = str(Path(log).parent / f"cache-{role}")
@@ -92,7 +92,7 @@ def work(place: str, role: str, seed: int, log: str, environment: dict[str, str]
     say("started", role)
     while True:
         try:
-            with open_store(backend_at(place, rng.getrandbits(32))) as store:
+            with open_store(backend_at(location, rng.getrandbits(32))) as store:
                 while True:
                     if role == GC:
                         collect(store, plan_gc(store))
@@ -140,8 +140,8 @@ class Outcome(NamedTuple):
 class Siege:
     """Three processes, killed at random and begun again."""
 
-    def __init__(self, place: str, folder: Path, seed: int, environment: dict[str, str]) -> None:
-        self._place, self._folder, self._environment = place, folder, environment
+    def __init__(self, location: str, folder: Path, seed: int, environment: dict[str, str]) -> None:
+        self._place, self._folder, self._environment = location, folder, environment
         self._rng, self._number = random.Random(seed), 0
         self._processes: dict[str, ForkServerProcess] = {}
         self.kills = 0
@@ -221,13 +221,13 @@ class Siege:
                 require_right(store, manifest)
 
 
-def honest(place: str) -> Backend:
+def honest(location: str) -> Backend:
     """A way to the store on which no answer is lost for good."""
-    if not is_url(place):
-        return LocalBackend(Path(place))
+    if not is_url(location):
+        return LocalBackend(Path(location))
     from vmckpt.store.backends.s3 import S3Backend
 
-    return S3Backend(place, expiry_s=EXPIRY_S, refresh_s=REFRESH_S, retries=10)
+    return S3Backend(location, expiry_s=EXPIRY_S, refresh_s=REFRESH_S, retries=10)
 
 
 def eventually(work: Callable[[], object]) -> None:

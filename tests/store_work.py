@@ -97,12 +97,12 @@ def work(folder: Path, seed: int, steps: int) -> None:
             file.unlink()
 
 
-def open_or_create(place: Path) -> Store:
+def open_or_create(location: Path) -> Store:
     """The store, made when it is not there yet."""
     try:
-        return open_store(str(place))
+        return open_store(str(location))
     except NotFoundError:
-        return create_store(str(place))
+        return create_store(str(location))
 
 
 def main() -> int:

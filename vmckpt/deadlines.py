@@ -16,7 +16,7 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 @overload
 async def poll(
-    look: Callable[[], Awaitable[T]],
+    query: Callable[[], Awaitable[T]],
     until: Callable[[T], object] = bool,
     *,
     every_s: float,
@@ -24,27 +24,27 @@ async def poll(
 ) -> T: ...
 @overload
 async def poll(
-    look: Callable[[], T],
+    query: Callable[[], T],
     until: Callable[[T], object] = bool,
     *,
     every_s: float,
     within_s: float = math.inf,
 ) -> T: ...
 async def poll(
-    look: Callable[[], Any],
+    query: Callable[[], Any],
     until: Callable[[Any], object] = bool,
     *,
     every_s: float,
     within_s: float = math.inf,
 ) -> Any:
-    """Return the result of `look` once it satisfies `until`; after `within_s`, its last result.
+    """Return the result of `query` once it satisfies `until`; after `within_s`, its last result.
 
-    `look` is called at once, then every `every_s`.
+    `query` is called at once, then every `every_s`.
     """
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + within_s
     while True:
-        found = look()
+        found = query()
         if isawaitable(found):
             found = await found
         if until(found) or clock() >= deadline_s:

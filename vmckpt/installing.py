@@ -43,8 +43,8 @@ def settings(os_release: str) -> Mapping[str, str]:
 
 def family(os_release: str) -> Family:
     """By ID, then by ID_LIKE."""
-    said = settings(os_release)
-    ids = [said.get("ID", ""), *said.get("ID_LIKE", "").split()]
+    reply = settings(os_release)
+    ids = [reply.get("ID", ""), *reply.get("ID_LIKE", "").split()]
     for name in ids:
         match name:
             case "debian" | "ubuntu":

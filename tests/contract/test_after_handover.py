@@ -39,7 +39,7 @@ SENT = answering(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(LocalHost):
-    """A host whose QEMU has sent all of a VM that stands still."""
+    """A host whose QEMU has sent all of a VM that is paused."""
 
     talks: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -61,9 +61,9 @@ class Moved(Migration):
     """Its steps until the switchover have gone well; the target's QEMU has ended since."""
 
     async def prepare(self) -> None:
-        there = self._pair.target.files
-        await self._target_host.write_text(
-            vm_dir(self._target_host.state_dir, "web").spec, self._vm.spec.text
+        there = self._pair.destination.files
+        await self._destination_host.write_text(
+            vm_dir(self._destination_host.state_dir, "web").spec, self._vm.spec.text
         )
         self._target_qemu = Qemu(there, ProcessId(0, 0), PLATFORM)
 

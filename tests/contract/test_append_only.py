@@ -258,9 +258,9 @@ def test_a_key_of_authorized_keys_adds_checkpoints_over_ssh_and_does_nothing_els
         f'restrict,command="{server.vmckpt} lend --append-only {short_path}/store" {public}'
     )
     monkeypatch.setenv("VMCKPT_STORE_SSH", f"ssh -F {server.config}")
-    place = f"ssh://127.0.0.1:{server.port}/elsewhere"
+    location = f"ssh://127.0.0.1:{server.port}/elsewhere"
     ram = memory(PAGES, 1)
-    with open_store(place, key) as store:
+    with open_store(location, key) as store:
         manifest = save(store, ram)
         require_same(store, manifest, ram)
         assert check(store).whole
@@ -273,7 +273,7 @@ def test_a_key_of_authorized_keys_adds_checkpoints_over_ssh_and_does_nothing_els
     assert not (short_path / "elsewhere").exists()
     (server.directory / "authorized_keys").write_text("")
     with pytest.raises(HostDownError, match="is not reached") as refused:
-        open_store(place, key)
+        open_store(location, key)
     assert "Permission denied" in refused.value.why
 
 

@@ -12,7 +12,7 @@ from tests.guest_like import memory, require_same, save
 from tests.object_storage import (
     environment,
     make_locked_bucket,
-    new_place,
+    new_location,
     s3_server,
     versions,
 )
@@ -44,16 +44,16 @@ def _owner(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(_owner: None, monkeypatch: pytest.MonkeyPatch) -> str:
+def location(_owner: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """A store that its owner has made; from then on it is used by one who may not delete."""
-    place = new_place()
-    create_store(place).close()
+    location = new_location()
+    create_store(location).close()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", MAY_NOT_DELETE)
-    return place
+    return location
 
 
-def test_checkpoints_are_added_one_after_the_other(place: str) -> None:
-    with open_store(place) as store:
+def test_checkpoints_are_added_one_after_the_other(location: str) -> None:
+    with open_store(location) as store:
         # A lock that could not be removed would hold the next one up for two minutes.
         made = [save(store, memory(PAGES, seed)) for seed in range(3)]
         for seed, manifest in enumerate(made):
@@ -61,8 +61,8 @@ def test_checkpoints_are_added_one_after_the_other(place: str) -> None:
         assert check(store).whole
 
 
-def test_a_lock_that_is_held_still_keeps_others_out(place: str) -> None:
-    backend = S3Backend(place)
+def test_a_lock_that_is_held_still_keeps_others_out(location: str) -> None:
+    backend = S3Backend(location)
     with backend.hold("one", shared=False), pytest.raises(BusyError):
         backend.hold("one", shared=False).__enter__()
     with backend.hold("one", shared=False):
@@ -82,22 +82,22 @@ def test_a_lock_that_is_held_still_keeps_others_out(place: str) -> None:
 
 
 def test_locks_that_could_not_be_removed_go_with_the_next_client_that_may(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        with S3Backend(place).hold("one", shared=False):
+        with S3Backend(location).hold("one", shared=False):
             pass
-    backend = S3Backend(place)
+    backend = S3Backend(location)
     folder = f"locks/{sha256(b'one').hexdigest()[:24]}"
     assert len(backend.names(folder)) == 3
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    with S3Backend(place).hold("one", shared=False):
+    with S3Backend(location).hold("one", shared=False):
         pass
     assert not backend.names(folder)
 
 
-def test_nothing_is_removed(place: str) -> None:
-    with open_store(place) as store:
+def test_nothing_is_removed(location: str) -> None:
+    with open_store(location) as store:
         manifest = save(store, memory(PAGES, 1))
         with pytest.raises(RefusedError, match="is not changed"):
             store.remove([manifest.id])
@@ -106,36 +106,36 @@ def test_nothing_is_removed(place: str) -> None:
         require_same(store, manifest, memory(PAGES, 1))
 
 
-def test_nothing_is_merged(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_store(place) as store:
+def test_nothing_is_merged(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(location) as store:
         made = make_small(store, 17)
         allow_bundles(store.opened.backend)
-    with open_store(place) as store:
+    with open_store(location) as store:
         assert plan_gc(store).merges
         assert collect(store, plan_gc(store)).bundles == 0
         assert not store.opened.backend.names("bundles")
         require_one(store, *made[-1])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    with open_store(place) as store:
+    with open_store(location) as store:
         assert collect(store, plan_gc(store)).bundles == 1
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", MAY_NOT_DELETE)
-    with open_store(place) as store:
+    with open_store(location) as store:
         store.begin("vm", made[-1].manifest.id).abort()
         require_one(store, *made[-1])
 
 
 def test_what_a_failed_checkpoint_leaves_is_the_owners_to_collect(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise RefusedError("it fails", why="a test", remedy="-")
 
-    with open_store(place) as store, monkeypatch.context() as patch:
+    with open_store(location) as store, monkeypatch.context() as patch:
         patch.setattr(Transaction, "_maps", fails)
         with pytest.raises(RefusedError, match="it fails"):
             save(store, memory(PAGES, 2))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    with open_store(place) as store:
+    with open_store(location) as store:
         assert plan_gc(store).dead
         collect(store, plan_gc(store))
         assert not plan_gc(store).dead
@@ -147,14 +147,14 @@ def test_keys_come_and_go_in_object_storage_too(tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_key_file(tmp_path / name)
         keys.append(KeySource(KeyHolder.FILE, str(tmp_path / name)))
-    place = new_place()
-    with create_store(place, keys[0]) as store:
+    location = new_location()
+    with create_store(location, keys[0]) as store:
         manifest = save(store, memory(PAGES, 1))
         rotate_key(store.opened.backend, keys[0], keys[1], "")
     with pytest.raises(RefusedError, match="does not open"):
-        open_store(place, keys[0])
-    S3Backend(place).remove("store")
-    with open_store(place, keys[1]) as store:
+        open_store(location, keys[0])
+    S3Backend(location).remove("store")
+    with open_store(location, keys[1]) as store:
         require_same(store, manifest, memory(PAGES, 1))
         assert [one.name for one in check(store).findings] == ["store"]
         assert check(store).whole

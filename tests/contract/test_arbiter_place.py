@@ -47,8 +47,8 @@ def machine(name: str, number: int, shared: str = "") -> FaultyHost:
     )
 
 
-def found(primary: LocalHost, standby: LocalHost, place: str) -> Finding:
-    [found] = asyncio.run(ask(arbiter_check(primary, standby, ReplicationOptions(place))))
+def found(primary: LocalHost, standby: LocalHost, location: str) -> Finding:
+    [found] = asyncio.run(ask(arbiter_check(primary, standby, ReplicationOptions(location))))
     return found
 
 

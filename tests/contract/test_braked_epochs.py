@@ -18,7 +18,7 @@ from vmckpt.sequence.steps import finish
 
 
 def test_an_epoch_that_is_safe_while_the_guest_is_let_run_ends(tmp_path: Path) -> None:
-    """The brake's end came while it waited for the answer to `cont`: it went on for ever."""
+    """The brake's end came while it waited for the answer to `cont`: it went on forever."""
     limit = epoch_limit_bytes(GIB) // PAGE_BYTES
     epochs, _ = epochs_of([limit, 2 * limit], GIB, tmp_path)
     lets_run, is_safe = asyncio.Event(), asyncio.Event()

@@ -52,35 +52,35 @@ def put_nonsense(store: Store, pack_id: bytes) -> None:
 def test_a_client_that_may_only_add_hides_no_pack_that_was_merged(
     tmp_path: Path, merged: Ready, put: Callable[[Store, bytes], None]
 ) -> None:
-    place = merged.copied(tmp_path / "store")
-    with lent(place, append_only=True) as backend, open_store(backend) as intruder:
+    location = merged.copied(tmp_path / "store")
+    with lent(location, append_only=True) as backend, open_store(backend) as intruder:
         for pack in {pack for one in merged.made for pack in one.manifest.packs}:
             put(intruder, bytes.fromhex(pack))
     for _ in range(2):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_all(store, merged.made)
             require_whole(store)
             collect_now(store)
-    assert objects(LocalBackend(place))["packs"] == 0
+    assert objects(LocalBackend(location))["packs"] == 0
 
 
 def test_a_pack_whose_table_is_damaged_in_a_bundle_is_read_as_its_own_object_has_it(
     tmp_path: Path, ready: Ready, merged: Ready
 ) -> None:
     """Gc was killed before it removed what it had merged."""
-    place = merged.copied(tmp_path / "store")
-    for one in (ready.place / "packs").glob("[0-9a-f]*"):
-        (place / "packs" / one.name).write_bytes(one.read_bytes())
-    with open_store(str(place)) as store:
-        (bundle,) = store.opened.backend.look().bundles.values()
-    path = place / bundle.name
+    location = merged.copied(tmp_path / "store")
+    for one in (ready.location / "packs").glob("[0-9a-f]*"):
+        (location / "packs" / one.name).write_bytes(one.read_bytes())
+    with open_store(str(location)) as store:
+        (bundle,) = store.opened.backend.list_holdings().bundles.values()
+    path = location / bundle.name
     data = bytearray(path.read_bytes())
     for member in bundle.members.values():
         data[member.tail_at + 20] ^= 1
         data[member.tail_at + member.size - member.frame_bytes - 1] ^= 1
     path.write_bytes(data)
     for _ in range(2):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_all(store, merged.made)
             assert not check(store).lost
             collect_now(store)
@@ -112,16 +112,16 @@ def test_a_sector_of_a_bundle_that_cannot_be_read_takes_one_pack_with_it_at_most
     tmp_path: Path, merged: Ready
 ) -> None:
     """The list's, or that of a table: all packs that have nothing there can be read."""
-    place = merged.copied(tmp_path / "store")
-    with open_store(str(place)) as store:
-        (bundle,) = store.opened.backend.look().bundles.values()
-    backend = Unreadable(place)
+    location = merged.copied(tmp_path / "store")
+    with open_store(str(location)) as store:
+        (bundle,) = store.opened.backend.list_holdings().bundles.values()
+    backend = Unreadable(location)
     backend.bad = 0
     with open_store(backend) as store:
         require_all(store, merged.made)
         assert {one.name for one in check(store).findings} == {bundle.name}
     last = list(bundle.members.values())[-1]
-    backend = Unreadable(place)
+    backend = Unreadable(location)
     backend.bad = last.tail_at + last.size - last.frame_bytes - 16
     lost = last.name.removeprefix("packs/").partition("-")[0]
     with open_store(backend) as store:
@@ -129,11 +129,11 @@ def test_a_sector_of_a_bundle_that_cannot_be_read_takes_one_pack_with_it_at_most
         assert 0 < len(good) < len(merged.made)
         for one in good:
             require_one(store, *one)
-    backend = Unreadable(place)
+    backend = Unreadable(location)
     backend.bad = 0
     with open_store(backend) as store:
         assert collect_now(store).bundles == 1
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, merged.made)
         require_whole(store)
 
@@ -143,11 +143,11 @@ def test_a_bundle_that_claims_more_than_any_has_is_refused(
     tmp_path: Path, ready: Ready, frames: int
 ) -> None:
     """Its file is as large as it says: all of it would be read into memory at once."""
-    place = ready.copied(tmp_path / "store")
+    location = ready.copied(tmp_path / "store")
     rows = [[f"{number:032x}", 0, 250 << 20, frames] for number in range(16)]
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         write_bundle(store, rows, 16 * (250 << 20))
-        held = store.opened.backend.look()
+        held = store.opened.backend.list_holdings()
         assert not held.bundles
         assert len(held.unreadable) == 1
         require_one(store, *ready.made[-1])
@@ -158,10 +158,10 @@ def test_beside_a_bundle_of_the_highest_rank_gc_makes_none_that_is_not_seen(
     tmp_path: Path, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor one more each time: a client of object storage that may only add can put one there."""
-    place = ready.copied(tmp_path / "store")
+    location = ready.copied(tmp_path / "store")
     found = list[int]()
     for _ in range(3):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             backend = store.opened.backend
             if not found:
                 (taken, *_) = (f"packs/{name}" for name in backend.names("packs"))
@@ -197,14 +197,14 @@ def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
 def test_a_client_that_may_only_add_has_gc_keep_no_earlier_generation_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_merged: bool
 ) -> None:
-    """It adds a pack of the name that one had before gc wrote it anew, and a checkpoint that names
+    """It adds a pack of the name that one had before gc wrote it again, and a checkpoint that names
     what gc has left out of that.
     """
-    place = tmp_path / "store"
-    kept, ram = prepared(place)
+    location = tmp_path / "store"
+    kept, ram = prepared(location)
     monkeypatch.setattr(merging, "MANY", 2 if is_merged else 100)
     for _ in range(4):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             collect_now(store)
             later = [name for name in store.opened.backend.names("packs") if name[-2:] != "-0"]
             assert later
@@ -212,7 +212,7 @@ def test_a_client_that_may_only_add_has_gc_keep_no_earlier_generation_of_its_own
     assert bool(bundles) == is_merged
     ids = [bytes.fromhex(name.partition("-")[0]) for name in later]
     monkeypatch.setattr(Transaction, "_require_complete", lambda *_: None)
-    with lent(place, append_only=True) as backend, open_store(backend) as intruder:
+    with lent(location, append_only=True) as backend, open_store(backend) as intruder:
         new = intruder.begin("intruder")
         for number, pack in enumerate(ids):
             table = intruder.opened.packs.find(pack).table
@@ -225,7 +225,7 @@ def test_a_client_that_may_only_add_has_gc_keep_no_earlier_generation_of_its_own
         new.commit({})
     monkeypatch.undo()
     for _ in range(2):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_same(store, kept, ram)
             collect_now(store)
             assert set(later) <= store.opened.backend.names("packs").keys()

@@ -90,7 +90,7 @@ def test_a_qemu_that_gives_state_without_end_fills_no_memory(
                 with pytest.raises(OperationFailedError, match="does not give the state"):
                     await DeviceMigration(monitor, monitor, came).state()
                 assert len(came.result()) <= (1 << 20) + PIPE_BYTES
-            await writing  # the pipe has no reader any more
+            await writing  # the pipe has no reader any longer
 
     asyncio.run(main())
 

@@ -51,26 +51,26 @@ class StandIn(LocalHost):
         self, address: str, name: str, driver: str, *, of: str = "", gib: int = 1, version: str = ""
     ) -> None:
         """A PCI function, in an IOMMU group of its own."""
-        place = self.sys / "devices/pci" / address
-        place.mkdir(parents=True)
+        location = self.sys / "devices/pci" / address
+        location.mkdir(parents=True)
         vendor, _, device = name.partition(":")
-        (place / "vendor").write_text(f"0x{vendor}\n")
-        (place / "device").write_text(f"0x{device}\n")
+        (location / "vendor").write_text(f"0x{vendor}\n")
+        (location / "device").write_text(f"0x{device}\n")
         last = 0x380000000000 + gib * GIB - 1
-        (place / "resource").write_text(
+        (location / "resource").write_text(
             "0x00000000fb000000 0x00000000fbffffff 0x40200\n"
             f"0x0000380000000000 {last:#018x} 0x14220c\n"
             "0x0000000000000000 0x0000000000000000 0x0\n"
         )
-        self.drive(place, driver, version)
-        self._in_group(place)
+        self.drive(location, driver, version)
+        self._in_group(location)
         if of:
-            (place / "physfn").symlink_to(f"../{of}")
+            (location / "physfn").symlink_to(f"../{of}")
         listed = self.sys / "bus/pci/devices"
         listed.mkdir(parents=True, exist_ok=True)
-        (listed / address).symlink_to(place)
+        (listed / address).symlink_to(location)
 
-    def drive(self, place: Path, driver: str, version: str = "") -> None:
+    def drive(self, location: Path, driver: str, version: str = "") -> None:
         module = self.sys / "module" / driver
         drivers = self.sys / "bus/pci/drivers" / driver
         if not drivers.exists():
@@ -79,29 +79,29 @@ class StandIn(LocalHost):
             (drivers / "module").symlink_to(module)
         if version:
             (module / "version").write_text(f"{version}\n")
-        (place / "driver").symlink_to(drivers)
+        (location / "driver").symlink_to(drivers)
 
-    def _in_group(self, place: Path) -> None:
+    def _in_group(self, location: Path) -> None:
         groups = self.sys / "kernel/iommu_groups"
         number = len(list(groups.glob("*")))
         (groups / str(number)).mkdir(parents=True)
-        (place / "iommu_group").symlink_to(groups / str(number))
+        (location / "iommu_group").symlink_to(groups / str(number))
         door = Path(f"{self.state_dir}{VFIO_DEVICES}/{number}")
         door.parent.mkdir(parents=True, exist_ok=True)
         door.touch()
 
     def vgpus(self, parent: str, kind: str, number: int, could_be: int) -> None:
         """Mediated devices of a card's, and how many more could be made of it."""
-        place = self.sys / "devices/pci" / parent
-        types = place / "mdev_supported_types" / kind
+        location = self.sys / "devices/pci" / parent
+        types = location / "mdev_supported_types" / kind
         types.mkdir(parents=True)
         (types / "available_instances").write_text(f"{could_be}\n")
         parents, listed = self.sys / "class/mdev_bus", self.sys / "bus/mdev/devices"
         for directory in (parents, listed):
             directory.mkdir(parents=True, exist_ok=True)
-        (parents / parent).symlink_to(place)
+        (parents / parent).symlink_to(location)
         for one in range(number):
-            made = place / UUID.format(one)
+            made = location / UUID.format(one)
             made.mkdir()
             (made / "mdev_type").symlink_to(f"../mdev_supported_types/{kind}")
             self._in_group(made)

@@ -65,8 +65,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(state: Path, said: dict[str, object]) -> None:
-    place = str(state / "checkpoints")
-    store = open_store(place) if (state / "checkpoints").exists() else create_store(place)
+    location = str(state / "checkpoints")
+    store = open_store(location) if (state / "checkpoints").exists() else create_store(location)
     with store, store.begin("web") as new:
         padded = content().ljust(21 * CLUSTER_BYTES, b"\0")
         area = new.area("disk-0", size_bytes=len(padded), chunk_bytes=BLOCK_CHUNK_BYTES)
@@ -88,7 +88,7 @@ def raw(path: Path) -> bytes:
     with path.open("rb") as file:
         found = read_clusters(file.fileno())
         data = bytearray(found.size_bytes)
-        for number, at in enumerate(found.places.tolist()):
+        for number, at in enumerate(found.file_clusters.tolist()):
             if at:
                 file.seek(at * CLUSTER_BYTES)
                 start = number * CLUSTER_BYTES
@@ -351,7 +351,7 @@ def test_disks_are_mounted_as_raw_images_until_it_is_ended(state: Path) -> None:
     with running(state, *words) as (command, _):
         fd = os.open(folder / "disk-0.raw", os.O_RDONLY)
         ended(command)
-    with suppress(OSError):  # what it was of is not connected any more
+    with suppress(OSError):  # what it was of is not connected any longer
         os.close(fd)
     assert not os.path.ismount(folder)
 

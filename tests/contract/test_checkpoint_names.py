@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from tests.contract.test_stores import Places, places, server
+from tests.contract.test_stores import Places, locations, server
 from tests.guest_like import RAM, memory, require_same, save
 from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.store.backends.local import LocalWriter
@@ -21,12 +21,12 @@ from vmckpt.store.sealing.keys import from_environment
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 
-__all__ = ["places", "server"]
+__all__ = ["locations", "server"]
 
 
 @pytest.fixture
-def store(places: Places) -> Iterator[Store]:
-    with create_store(places("one"), from_environment()) as made:
+def store(locations: Places) -> Iterator[Store]:
+    with create_store(locations("one"), from_environment()) as made:
         yield made
 
 
@@ -69,7 +69,7 @@ def test_of_writers_at_once_one_has_the_name(store: Store) -> None:
     together = threading.Barrier(4)
 
     def attempt(seed: int) -> None:
-        with open_store(store.place, from_environment()) as mine:
+        with open_store(store.location, from_environment()) as mine:
             together.wait()
             try:
                 make(mine, "mine", seed)
@@ -95,7 +95,7 @@ def test_the_old_one_goes_when_the_new_one_is_there(store: Store) -> None:
     assert (store.ids(), new.replaced) == ([made.id], [old.id])
 
 
-@pytest.mark.parametrize("places", ["directory"], indirect=True)
+@pytest.mark.parametrize("locations", ["directory"], indirect=True)
 def test_a_new_one_that_fails_leaves_the_old_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_one_that_is_pinned_or_read_is_not_replaced(store: Store) -> None:
     old = make(store, "before", 1)
     with (
         store.read(old.id),
-        open_store(store.place, from_environment()) as other,
+        open_store(store.location, from_environment()) as other,
         pytest.raises(BusyError),
     ):
         make(other, "before", 2, IfTaken.REPLACE)
@@ -130,12 +130,12 @@ def test_one_that_is_pinned_or_read_is_not_replaced(store: Store) -> None:
     store.unpin(pin)
     with ExitStack() as stack:
         new = stack.enter_context(begin(store, "before", IfTaken.REPLACE))
-        with open_store(store.place, from_environment()) as other, pytest.raises(BusyError):
+        with open_store(store.location, from_environment()) as other, pytest.raises(BusyError):
             other.pin(pin)
         new.commit({"name": new.name})
 
 
-@pytest.mark.parametrize("places", ["directory"], indirect=True)
+@pytest.mark.parametrize("locations", ["directory"], indirect=True)
 def test_an_old_one_that_stays_is_told_and_the_next_replaces_both(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,10 +154,10 @@ def test_an_old_one_that_stays_is_told_and_the_next_replaces_both(
     assert store.ids() == [last.id]
 
 
-@pytest.mark.parametrize("places", ["directory"], indirect=True)
-def test_copies_keep_the_names_that_they_had(store: Store, places: Places) -> None:
+@pytest.mark.parametrize("locations", ["directory"], indirect=True)
+def test_copies_keep_the_names_that_they_had(store: Store, locations: Places) -> None:
     make(store, "before", 1)
-    with create_store(places("two")) as second:
+    with create_store(locations("two")) as second:
         make(second, "before", 2)
         copy_checkpoints(store, second, store.manifests())
         assert names(second) == ["before", "before"]

@@ -1,4 +1,4 @@
-"""What opens an encrypted store stays in a host's memory no longer than somebody may need it."""
+"""What opens an encrypted store stays in a host's memory no longer than someone may need it."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from vmckpt.vm.paths import IN_MEMORY
 
 @pytest.fixture
 def left() -> Iterator[Path]:
-    """A secret that nobody has taken."""
+    """A secret that no one has taken."""
     path = Path(f"/dev/shm/vmckpt-key-test-{os.getpid()}")
     path.write_text("00ff")
     yield path

@@ -12,7 +12,7 @@ from tests.contract.test_jobs import Playing, plan, until
 from tests.faulty_host import Fault, FaultyHost, down, silence
 from tests.job_examples import EXAMPLES
 from vmckpt.checkpoint import operate
-from vmckpt.checkpoint.catalogue.place import StoreLocation
+from vmckpt.checkpoint.catalogue.location import StoreLocation
 from vmckpt.checkpoint.jobs import CHECKPOINT, FORK, RECOVER, RESTORE, RESTORE_DISKS
 from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.errors import BusyError, OutcomeUnknownError, StorageError
@@ -131,7 +131,7 @@ def cut_off(tmp_path: Path, *then: Fault) -> FaultyHost:
 def test_ctrl_c_as_the_order_is_written_ends_the_job_first(
     host: Playing, tmp_path: Path, kind: JobKind[Any, Any]
 ) -> None:
-    """The restore went on, unwatched: a VM came to run that nobody knew of."""
+    """The restore went on, unwatched: a VM came to run that no one knew of."""
     plan(host, "wait")
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(operate.have_done(work_of(kind, cut_off(tmp_path)), lambda _: None))

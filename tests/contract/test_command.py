@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.main import told
+from vmckpt.cli.main import report
 from vmckpt.migrate import recorded
 from vmckpt.migrate.recorded import dead_mans_switch
 
@@ -79,7 +79,7 @@ def asked_until_it_ends(
 
     CPython looks for signals before it enters a system call, not at once with it: one that comes
     between the two waits for the next one if the call does not return, as the read of a FIFO that
-    nobody writes to. It was seen once, on a busy machine.
+    no one writes to. It was seen once, on a busy machine.
     """
     for _ in range(30):
         command.send_signal(number)
@@ -204,7 +204,7 @@ def test_a_bug_is_told_of_though_its_traceback_cannot_be_kept(
 ) -> None:
     """With a full disk the report of one bug was another one's traceback."""
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert told(KeyError("x")) == 1
+    assert report(KeyError("x")) == 1
     said = capsys.readouterr().err
     assert "vmckpt has a bug" in said
     assert "report it with what it says" in said

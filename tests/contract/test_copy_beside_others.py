@@ -65,7 +65,7 @@ def test_one_that_was_named_and_goes_meanwhile_makes_no_exported_file_without_it
     monkeypatch.setattr(copying, "missing", missing)
     file = tmp_path / "file.vmckpt"
     with pytest.raises(NotFoundError, match="1 of 2"):
-        export(file=file, checkpoints=[first.id, gone.id], store=source.place)
+        export(file=file, checkpoints=[first.id, gone.id], store=source.location)
     assert not file.exists()
 
 
@@ -75,7 +75,7 @@ def test_a_vm_that_is_written_to_the_target_keeps_no_other_vms_from_it(
     ram = memory(PAGES, 1)
     mine, other = save(source, ram), save(source, ram, vm="other")
     with (
-        open_store(target.place) as beside,
+        open_store(target.location) as beside,
         beside.begin("vm"),
         pytest.raises(BusyError, match="1 of 2 checkpoints were not copied"),
     ):
@@ -113,9 +113,9 @@ def test_a_damaged_parent_keeps_no_whole_checkpoint_from_being_copied(
     first = save(source, ram)
     second = save(source, after, parent=first, dirty=dirty)
     copy_checkpoints(source, target, [first])
-    path = Path(source.place) / "checkpoints" / first.id
+    path = Path(source.location) / "checkpoints" / first.id
     path.write_bytes(b"\0" * 200 + path.read_bytes()[200:])
-    with open_store(source.place) as again:
+    with open_store(source.location) as again:
         copy_checkpoints(again, target, [second])
     require_same(target, second, after)
     assert check(target).whole

@@ -87,22 +87,22 @@ def test_a_narrow_scan_finds_the_same_and_asks_about_what_was_written(every: int
         written = list(range(5, count, every))
         for _ in range(2):
             writer.does("write", *written)
-            before = narrow.asked_bytes
+            before = narrow.scanned_bytes
             assert taken(narrow) == written
-            asked_pages = (narrow.asked_bytes - before) / PAGE_BYTES
+            asked_pages = (narrow.scanned_bytes - before) / PAGE_BYTES
             if len(written) <= PARTS:
                 assert asked_pages == len(written)
             assert asked_pages <= written[-1] + 1 - written[0]
             assert narrow.count() == 0
         assert taken(narrow) == []
-        assert narrow.asked_bytes - before == asked_pages * PAGE_BYTES
+        assert narrow.scanned_bytes - before == asked_pages * PAGE_BYTES
         # Of two written places far apart nothing between them.
         writer.does("write", 3, count - 2)
-        before = narrow.asked_bytes
+        before = narrow.scanned_bytes
         assert narrow.take_spans() == [
             (page * PAGE_BYTES, (page + 1) * PAGE_BYTES) for page in (3, count - 2)
         ]
-        assert narrow.asked_bytes - before == 2 * PAGE_BYTES
+        assert narrow.scanned_bytes - before == 2 * PAGE_BYTES
 
 
 def test_nothing_stays_in_the_process_and_one_tracks_at_a_time(writer: Writer) -> None:

@@ -17,7 +17,7 @@ from vmckpt.vm.domains import sessions
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.job import DomainJob
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.contract
 XML = """<domain type='qemu'><name>web</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>

@@ -23,7 +23,7 @@ from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.migration import migrate
 from vmckpt.migrate.domains.offline import move_off
 from vmckpt.migrate.domains.recover import _tidy, recover
-from vmckpt.migrate.domains.tidy import leave_on_target
+from vmckpt.migrate.domains.tidy import leave_on_destination
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.options.migration import MigrationOptions
@@ -33,7 +33,7 @@ from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition, DomainInfo
+from vmckpt.vm.domains.replies import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(20)]
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -132,7 +132,7 @@ def kept() -> list[DomainJournal]:
         (OFF, OFF, ["undefine on a"], "copy"),
         (SENT, OFF, ["destroy on a", "undefine on a"], "copy"),
         (ABSENT, RUNS, [], "copy"),
-        # Somebody has moved it back, or on.
+        # Someone has moved it back, or on.
         (OFF, ABSENT, [], "old copy"),
         (RUNS, ABSENT, [], "old copy"),
         (RUNS, OFF, [], "old copy"),
@@ -204,7 +204,7 @@ def test_a_source_that_dies_in_the_end_does_not_keep_the_domain_from_its_command
 
     async def end() -> None:
         await journal.write()
-        await leave_on_target(journal, ends, world.noted.append, patience_s=0.0)
+        await leave_on_destination(journal, ends, world.noted.append, patience_s=0.0)
 
     asyncio.run(end())
     assert dead.unused() == []
@@ -231,7 +231,7 @@ def test_images_are_handed_over_only_by_what_says_that_it_has_moved(
 
     async def end() -> None:
         await world.journal.write()
-        await leave_on_target(world.journal, (a, b), world.noted.append)
+        await leave_on_destination(world.journal, (a, b), world.noted.append)
 
     asyncio.run(end())
     assert seen == [[replace(world.journal, moved=True)]] * 2
@@ -299,7 +299,7 @@ def test_what_is_left_of_a_domain_that_moves_on_is_still_removed(
     async def move_on() -> None:
         await replace(world.journal, moved=True, disks=()).write()
         await journal.write()
-        await leave_on_target(journal, on, world.noted.append)
+        await leave_on_destination(journal, on, world.noted.append)
 
     world.says = {"a": OFF, "b": ABSENT, to: OFF}
     asyncio.run(move_on())

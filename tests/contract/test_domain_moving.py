@@ -13,7 +13,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains import lifecycle
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.contract
 BY_USER = 1

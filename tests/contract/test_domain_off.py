@@ -14,14 +14,14 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.options.migration import AtTarget, MigrationOptions
-from vmckpt.preflight.domains.checks import Cargo, DomainPreflight, Route
+from vmckpt.preflight.domains.checks import Contents, DomainPreflight, Route
 from vmckpt.preflight.domains.left_behind import left_behind
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.told import Condition, DomainInfo
+from vmckpt.vm.domains.replies import Condition, DomainInfo
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -106,7 +106,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
         yield tuple(played(host, world) for host in hosts)
 
     async def passed(*_: object) -> DomainPreflight:
-        way = Route("qemu://b", "b"), Cargo(True, (), False, encrypted=False)
+        way = Route("qemu://b", "b"), Contents(True, (), False, encrypted=False)
         return DomainPreflight((Finding("running", OK, "off"),), renamed, way)
 
     for module in (settle, tidy):

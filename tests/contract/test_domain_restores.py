@@ -21,8 +21,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.job import DomainJob
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.domains.running import domain_dir
-from vmckpt.vm.domains.told import DomainInfo
 from vmckpt.vm.paths import IN_MEMORY
 
 pytestmark = pytest.mark.contract

@@ -20,12 +20,12 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event as Event_
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import MigrateCall
-from vmckpt.migrate.domains.settle import look_at, unknown
-from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
+from vmckpt.migrate.domains.settle import inspect_end, unknown
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove, DomainView, EndState
 from vmckpt.migrate.steps.disk_files import MovedDisk
@@ -36,7 +36,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, MigrateFlag, PausedReason
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition
+from vmckpt.vm.domains.replies import Condition
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -56,7 +56,7 @@ def answers(*states: DomainState | Condition | None, job: DomainJob | VmckptErro
 
 
 def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[EndState, bool]:
-    return asyncio.run(look_at(session, UUID, is_source=is_source))
+    return asyncio.run(inspect_end(session, UUID, is_source=is_source))
 
 
 def test_a_source_that_will_not_tell_of_its_job_is_locked_or_silent() -> None:
@@ -98,7 +98,7 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     async def main() -> list[str]:
         told: list[str] = []
         await journal.write()
-        await bury(journal, DomainView(EndState.OFF, EndState.ABSENT), ends, told.append)
+        await settle_lost(journal, DomainView(EndState.OFF, EndState.ABSENT), ends, told.append)
         assert await DomainJournal.read("web") is None
         return told
 
@@ -128,7 +128,7 @@ def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
     copy.hardlink_to(proof)
     disks = (MovedDisk(str(old), str(copy)),)
     journal = replace(MOVED, disks=disks, known_to_target=known)
-    asyncio.run(bury(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
+    asyncio.run(settle_lost(journal, DomainView(source, EndState.OFF), ends, lambda _: None))
     assert (copy.exists(), old.exists(), proof.exists()) == (True, stays == "both", False)
 
 
@@ -166,7 +166,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
         silent = answers(job=IDLE)
-        await leave_on_target(journal, ends, told.append, session=silent, patience_s=0.0)
+        await leave_on_destination(journal, ends, told.append, session=silent, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())
@@ -179,7 +179,7 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
 def test_what_a_source_keeps_locked_is_left_to_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A libvirtd whose QEMU died as it gave up a post-copy, which lets go when started anew."""
+    """A libvirtd whose QEMU died as it gave up a post-copy, which lets go when started again."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
 
@@ -187,7 +187,7 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
         told: list[str] = []
         off = Condition(DomainState.SHUTOFF, 1)
         locked = FakeLibvirtd(condition=in_turn(off, TIMED_OUT), job=IDLE, undefine=LOCKED)
-        await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
+        await leave_on_destination(MOVED, ends, told.append, session=locked, patience_s=0.0)
         return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())

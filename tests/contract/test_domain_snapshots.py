@@ -14,7 +14,7 @@ from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import DomainSnapshot
+from vmckpt.vm.domains.replies import DomainSnapshot
 
 pytestmark = pytest.mark.contract
 

@@ -26,7 +26,7 @@ from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.fleet.drain import drain as drains
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.drain import drain, undrain
-from vmckpt.fleet.drain.happenings import Ended, Happening, Said
+from vmckpt.fleet.drain.events import DrainEvent, Ended, Noted
 from vmckpt.fleet.drain.plan import DrainOptions
 from vmckpt.fleet.drain.record import DrainRecord
 from vmckpt.fleet.drain.result import DrainResult
@@ -96,7 +96,7 @@ class World:
     down: set[str] = field(default_factory=lambda: DOWN)
     under_way: list[str] = field(default_factory=list)
     most_under_way: int = 0
-    told: list[Happening] = field(default_factory=list)
+    told: list[DrainEvent] = field(default_factory=list)
     moving: asyncio.Event = field(default_factory=asyncio.Event)
     held: bool = False
     recovering: int = 0
@@ -110,15 +110,15 @@ class World:
     def hosts(self) -> Sequence[Host]:
         return [self.host(name) for name in "abc"]
 
-    async def look(self) -> Answers[VmInfo]:
+    async def inspect(self) -> Answers[VmInfo]:
         seen = [
             info(name, host, "stopped" if name in self.stopped else "running", self.words.get(name))
             for name, host in self.where.items()
         ]
-        unheard = sorted(self.down | self.unread)
-        silent = [error(HostDownError, f"{name} is down") for name in unheard]
-        given = [vm for vm in seen if vm.host not in unheard]
-        return Answers(given, silent, tuple(unheard))
+        unanswered = sorted(self.down | self.unread)
+        silent = [error(HostDownError, f"{name} is down") for name in unanswered]
+        given = [vm for vm in seen if vm.host not in unanswered]
+        return Answers(given, silent, tuple(unanswered))
 
     async def find(self, name: str, tell: Callable[[str], None]) -> Driver:
         if self.recovering:
@@ -136,19 +136,19 @@ class World:
 
     @property
     def tools(self) -> DrainTools:
-        return DrainTools(self.look, self.find, self.is_worked_on, self.hosts)
+        return DrainTools(self.inspect, self.find, self.is_worked_on, self.hosts)
 
     def drain(self, **asked: Any) -> DrainResult:
         return asyncio.run(self.drained(**asked))
 
     async def drained(self, *, dry_run: bool = False, **asked: Any) -> DrainResult:
-        wanted = DrainOptions(look_s=0.0, **asked)
+        wanted = DrainOptions(measure_s=0.0, **asked)
         return await drain(
             self.host("a"), wanted, self.told.append, dry_run=dry_run, tools=self.tools
         )
 
     def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> DrainResult:
-        wanted, host = DrainOptions(look_s=0.0, **asked), self.host(name)
+        wanted, host = DrainOptions(measure_s=0.0, **asked), self.host(name)
         return asyncio.run(
             undrain(host, wanted, self.told.append, dry_run=dry_run, tools=self.tools)
         )
@@ -220,7 +220,7 @@ def stays(result: DrainResult) -> dict[str, str]:
 def test_what_is_ended_of_a_vm_when_it_is_found_is_told(world: World) -> None:
     world.cut_off = "vm3"
     assert world.drain().exit_code == 0
-    assert Said("vm3: ended what was interrupted") in world.told
+    assert Noted("vm3: ended what was interrupted") in world.told
 
 
 def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) -> None:
@@ -234,7 +234,9 @@ def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) 
     # Another drain puts nothing there.
     assert (
         asyncio.run(
-            drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
+            drain(
+                world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools
+            )
         ).exit_code
         == 0
     )
@@ -298,15 +300,15 @@ def test_a_host_that_another_operator_drains_meanwhile_is_not_opened(
     world: World, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     world.refused = {(f"vm{n}", h): Finding("way-back", WARN, "-") for n in range(5) for h in "bc"}
-    look = world.look
+    inspect = world.inspect
 
     async def and_another() -> Any:
         await close(world.host("a"), {"run": "another"})
         if ends == "broken off":
             raise error(HostDownError)
-        return await look()
+        return await inspect()
 
-    monkeypatch.setattr(world, "look", and_another)
+    monkeypatch.setattr(world, "inspect", and_another)
     if ends == "refused":
         assert world.drain().exit_code == 4
     else:
@@ -333,7 +335,7 @@ def test_a_host_that_has_filled_up_is_left_for_another(
     result = world.drain()
     assert result.exit_code == 0
     assert at(world, "b") == ["other"]
-    assert any("tried again, to c" in one.text for one in world.told if isinstance(one, Said))
+    assert any("tried again, to c" in one.text for one in world.told if isinstance(one, Noted))
 
 
 def test_hosts_that_are_all_full_are_told_with_both_reasons(world: World) -> None:
@@ -366,7 +368,7 @@ def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: Worl
     assert (result.exit_code, len(at(world, "b"))) == (0, 3)
     assert "c is down" in result.plan.closed["c"]
     world.down.add("b")
-    # Where the VMs are that b has, nobody can say.
+    # Where the VMs are that b has, no one can say.
     back = world.undrain()
     assert (back.exit_code, len(back.stay)) == (4, 3)
     world.down.clear()
@@ -417,7 +419,7 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
     """Its drain had said that it is empty: VMs that were planned there before still came."""
     arrived: list[str] = []
 
-    def tell(happening: Happening) -> None:
+    def tell(happening: DrainEvent) -> None:
         if isinstance(happening, Ended) and not happening.why:
             arrived.append(happening.where)
             mark = world.host("b").state_dir / "drained.json"
@@ -425,7 +427,7 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
             mark.write_text('{"run": "another"}')
 
     world.where |= {f"vm{number}": "a" for number in range(5, 12)}
-    asked = DrainOptions(look_s=0.0, max_parallel=1)
+    asked = DrainOptions(measure_s=0.0, max_parallel=1)
     result = asyncio.run(drain(world.host("a"), asked, tell, tools=world.tools))
     assert result.exit_code == 0
     assert len(arrived) == 12
@@ -470,12 +472,12 @@ class Starting(World):
     left = 1
     looked = False
 
-    async def look(self) -> Answers[VmInfo]:
+    async def inspect(self) -> Answers[VmInfo]:
         if self.looked and self.left:
             self.left -= 1
             self.where["late"] = "a"
         self.looked = True
-        return await super().look()
+        return await super().inspect()
 
 
 def test_a_vm_that_is_started_meanwhile_leaves_too(world: World) -> None:
@@ -508,7 +510,7 @@ def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> No
     assert world.drain().exit_code == 0
     world.faults = {("other", "c"): [lambda: error(BusyError, "busy")] * 9}
     result = asyncio.run(
-        drain(world.host("b"), DrainOptions(look_s=0.0), world.told.append, tools=world.tools)
+        drain(world.host("b"), DrainOptions(measure_s=0.0), world.told.append, tools=world.tools)
     )
     assert stays(result)["other"] == "busy: the script says so"
 
@@ -557,7 +559,7 @@ def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) ->
 def test_cancelled_again_it_waits_no_longer_for_a_host_that_has_died(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The move is its source's own work; the drain could be ended by no Ctrl-C any more."""
+    """The move is its source's own work; the drain could be ended by no Ctrl-C any longer."""
 
     async def watched(guest: Guest, *_: object) -> MigrationReport:
         world.moving.set()
@@ -662,7 +664,7 @@ def test_what_brings_nothing_back_is_said(world: World) -> None:
     back = world.undrain()
     assert back.exit_code == 1
     assert stays(back)["vm1"].startswith("it is stopped, on ")
-    assert "vm0 no longer exists" in [one.text for one in world.told if isinstance(one, Said)]
+    assert "vm0 no longer exists" in [one.text for one in world.told if isinstance(one, Noted)]
     world.stopped = set()
     assert world.undrain().exit_code == 0
     assert records.load_all() == []
@@ -725,13 +727,13 @@ def test_a_vm_whose_record_cannot_be_read_is_said_to_stay(world: World) -> None:
     world.where = {"web": "a"}
     damage = error(StorageError, "vm.json is damaged")
 
-    async def look() -> Answers[VmInfo]:
-        found = await world.look()
+    async def inspect() -> Answers[VmInfo]:
+        found = await world.inspect()
         unread = (Unread("a", "db", damage), Unread("b", "other", damage))
         return found._replace(silent=[*found.silent, damage, damage], unread=unread)
 
-    tools = replace(world.tools, look=look)
-    work = drain(world.host("a"), DrainOptions(look_s=0.0), world.told.append, tools=tools)
+    tools = replace(world.tools, inspect=inspect)
+    work = drain(world.host("a"), DrainOptions(measure_s=0.0), world.told.append, tools=tools)
     result = asyncio.run(work)
     assert result.moved == {"web": "b"}
     assert [(one.vm, one.code) for one in result.stay] == [("db", StorageError.exit_code)]
@@ -743,8 +745,8 @@ def test_a_guest_that_arrived_as_its_source_died_leaves_too(world: World, *, ans
     """It is not at home on its host yet: the drain said that all have left, and it was lost."""
     world.where = {}
 
-    async def look() -> Answers[VmInfo]:
-        found = await world.look()
+    async def inspect() -> Answers[VmInfo]:
+        found = await world.inspect()
         arrivals = () if "web" in world.where else (Arrival("a", "web"), Arrival("b", "other"))
         return found._replace(arrivals=arrivals)
 
@@ -754,8 +756,8 @@ def test_a_guest_that_arrived_as_its_source_died_leaves_too(world: World, *, ans
         world.where.setdefault(name, "a")
         return await world.find(name, tell)
 
-    tools = replace(world.tools, look=look, find=find)
-    work = drain(world.host("a"), DrainOptions(look_s=0.0), world.told.append, tools=tools)
+    tools = replace(world.tools, inspect=inspect, find=find)
+    work = drain(world.host("a"), DrainOptions(measure_s=0.0), world.told.append, tools=tools)
     result = asyncio.run(work)
     if answers:
         assert (result.moved, result.stay, result.exit_code) == ({"web": "b"}, (), 0)

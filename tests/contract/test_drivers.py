@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.driver import examined
-from vmckpt.drivers.find import find, find_own, look_at_all
+from vmckpt.drivers.find import find, find_own, inspect_everywhere
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -46,9 +46,9 @@ def test_a_vm_that_is_off_is_found_and_told_of(host: LocalHost) -> None:
 
     async def work() -> None:
         vm = await find("web", told.append)
-        info = await vm.look()
+        info = await vm.inspect()
         assert (vm.host.name, info.state, info.is_on) == (host.name, "stopped", False)
-        assert (await look_at_all()).given == [info]
+        assert (await inspect_everywhere()).given == [info]
         assert (await find_own("web", told.append)).name == "web"
         with pytest.raises(RefusedError, match="is stopped"):
             await vm.console()
@@ -85,9 +85,9 @@ def test_a_vm_whose_files_cannot_be_read_on_this_machine_hides_no_other(host: Lo
     odd = vm_dir(host.state_dir, "odd")
     odd.current.mkdir(parents=True)
     odd.spec.write_text('name = "odd"\nmemory = "64M"\n')
-    found = asyncio.run(look_at_all())
+    found = asyncio.run(inspect_everywhere())
     assert [vm.name for vm in found.given] == ["web"]
-    assert found.unheard == ()
+    assert found.unanswered == ()
     [unread] = found.unread
     assert (unread.host, unread.vm) == (host.name, "odd")
     assert found.silent == [unread.error]

@@ -26,7 +26,7 @@ PATIENCE_S = 30.0
 
 
 class Qemu:
-    """A QEMU's rescue monitor whose guest stands still until it is told to go on."""
+    """A QEMU's rescue monitor whose guest is paused until it is told to go on."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

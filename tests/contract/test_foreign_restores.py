@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.test_foreign_checkpoints import ASKING, CRONTAB, GUEST, MIB, taken
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import StoreLocation
+from vmckpt.checkpoint.catalogue.location import StoreLocation
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.open import create_store
@@ -24,10 +24,10 @@ TEXT = GUEST + ASKING["boot"]
 WISH = RestoreOptions(None, in_place=False, eager=True, plugged=False, keep_macs=True)
 
 
-def stored(place: Path, site: Path | None) -> CatalogueEntry:
+def stored(location: Path, site: Path | None) -> CatalogueEntry:
     """A checkpoint in a store of its own, as `site` takes it."""
     facts = replace(taken(TEXT), disks=(replace(CRONTAB, path="/etc/cron.d/web"),))
-    store = create_store(str(place))
+    store = create_store(str(location))
     with store.begin("web", origin=new_origin("web", None)) as new:
         new.area("ram", size_bytes=64 * MIB, chunk_bytes=4096)
         new.area("disk-0", size_bytes=MIB, chunk_bytes=65536)
@@ -37,7 +37,7 @@ def stored(place: Path, site: Path | None) -> CatalogueEntry:
         manifest = new.commit(marked(words, key, new.id, "web"))
     store.close()
     return CatalogueEntry(
-        (StoreLocation(local_host(), str(place)),),
+        (StoreLocation(local_host(), str(location)),),
         manifest,
         CheckpointFacts.from_json(manifest.facts),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store_work import make
-from vmckpt.checkpoint.catalogue.place import open_or_create
+from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.group.line import Line
 from vmckpt.checkpoint.group.member import joined
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
@@ -36,12 +36,12 @@ def committed(state: Path, *, both: bool) -> GroupJournal:
     """A journal of two members in two stores; of the second the checkpoint may be missing."""
     parts = []
     for vm in ("web", "db"):
-        place = str(state / vm)
-        with create_store(place) as store:
+        location = str(state / vm)
+        with create_store(location) as store:
             made = make(store, 1, None)
             if vm == "db" and not both:
                 store.remove([made.id])
-        parts.append(Part(vm, "local", ENDED, "local", place, made.id))
+        parts.append(Part(vm, "local", ENDED, "local", location, made.id))
     journal = GroupJournal("0123", "night", tuple(parts))
     journal.write()
     return journal
@@ -145,10 +145,10 @@ async def _over_a_socket(path: Path) -> list[str]:
 
     async def serve() -> None:
         async with joined(path, 1.0) as member:
-            member.say("prepared", machine="a", processors=2)
-            said.append(str((await member.told("set"))["to"]))
+            member.send("prepared", machine="a", processors=2)
+            said.append(str((await member.receive("set"))["to"]))
             with pytest.raises(OperationFailedError, match="because"):
-                await member.told("cut")
+                await member.receive("cut")
             said.append("over")
 
     serving = asyncio.ensure_future(serve())
@@ -157,12 +157,12 @@ async def _over_a_socket(path: Path) -> list[str]:
     reader, writer = await asyncio.open_unix_connection(path)
     async with Line(reader, writer, "web").beating() as line:
         head = GroupHead({"web": line})
-        await head.all_say("prepared")
-        head.tell_all("set", to="web")
+        await head.expect_all("prepared")
+        head.send_all("set", to="web")
         head.give_up("because")
         await serving
         with pytest.raises(OperationFailedError, match="connection was closed"):
-            await head.all_say("set")
+            await head.expect_all("set")
     return said
 
 
@@ -193,7 +193,7 @@ def test_a_member_that_says_something_else_ends_the_group(
         reader = asyncio.StreamReader()
         reader.feed_data(json.dumps({"word": word, **more}).encode() + b"\n")
         with pytest.raises(OperationFailedError, match="the group was aborted") as raised:
-            await GroupHead({"web": Line(reader, _Deaf(), "web")}).all_say(word)
+            await GroupHead({"web": Line(reader, _Deaf(), "web")}).expect_all(word)
         assert f"'web' said '{word}', and " in raised.value.why
 
     asyncio.run(hear())
@@ -206,9 +206,11 @@ def test_both_ends_hear_one_another_and_the_end(tmp_path: Path) -> None:
 
 def test_members_that_make_their_hosts_first_store_at_once_have_one(tmp_path: Path) -> None:
     for number in range(5):
-        place = str(tmp_path / str(number))
+        location = str(tmp_path / str(number))
         with ThreadPoolExecutor(8) as pool:
-            stores = list(pool.map(partial(open_or_create, place), [Access(may_be_made=True)] * 8))
+            stores = list(
+                pool.map(partial(open_or_create, location), [Access(may_be_made=True)] * 8)
+            )
         assert len({store.config.id for store in stores}) == 1
         for store in stores:
             store.close()

@@ -132,7 +132,7 @@ def test_a_guest_whose_epoch_was_cut_off_runs_on(
 def test_a_qemu_that_waited_for_nobody_takes_its_turns_again(
     tmp_path: Path, qemu: "subprocess.Popen[bytes]"
 ) -> None:
-    """Its vCPUs would let nobody else work as soon as they run."""
+    """Its vCPUs would let no one else work as soon as they run."""
     with in_real_time(qemu.pid), guarded(tmp_path, qemu, "paused") as (child, monitor):
         assert os.sched_getscheduler(qemu.pid) == guard.REAL_TIME
         die(child)
@@ -182,7 +182,7 @@ def test_a_guest_that_was_let_run_when_it_may_not_is_stopped_again(
 def test_a_guard_whose_log_is_on_a_full_disk_does_all_that_it_does(
     tmp_path: Path, qemu: "subprocess.Popen[bytes]"
 ) -> None:
-    """It died after it had let the guest run on: nobody stopped that at the end of the lease."""
+    """It died after it had let the guest run on: no one stopped that at the end of the lease."""
     with guarded(tmp_path, qemu, "paused", Path("/dev/full")) as (child, monitor):
         tell(child, f"{boottime_s() + 2:.3f}")
         die(child)

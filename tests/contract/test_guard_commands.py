@@ -88,7 +88,7 @@ def pages() -> Iterator[int]:
         yield server.server_address[1]
 
 
-def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[str]:
+def health_problems(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[str]:
     class Host:
         name = "a"
 
@@ -97,12 +97,12 @@ def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[s
 
     vm = cast("Vm", Guest())
 
-    async def look(_: Vm) -> VmStatus:
+    async def inspect(_: Vm) -> VmStatus:
         return VmStatus(vm, state, migrating=False, owner=None)
 
-    monkeypatch.setattr(health, "look", look)
+    monkeypatch.setattr(health, "inspect", inspect)
     checks = tuple(parse_check(text, None) for text in texts)
-    return asyncio.run(health.ailments(vm, checks))
+    return asyncio.run(health.health_problems(vm, checks))
 
 
 def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,11 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         with pages() as port, talking(_Chatter) as chatter:
             url = f"http://127.0.0.1:{port}"
             well = (f"{url}/well", f"tcp:127.0.0.1:{port}", "true")
-            assert ailments(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'") == []
-            found = ailments(
+            assert (
+                health_problems(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'")
+                == []
+            )
+            found = health_problems(
                 monkeypatch,
                 "running",
                 f"{url}/ill",
@@ -132,7 +135,7 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_check_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 60.0)
     flood = "import os\nwhile True: os.write(2, b'a' * 65536)"
-    [found] = ailments(monkeypatch, "running", shlex.join([sys.executable, "-c", flood]))
+    [found] = health_problems(monkeypatch, "running", shlex.join([sys.executable, "-c", flood]))
     assert found.endswith("it printed more than 64.0 MiB, and was ended")
 
 
@@ -145,7 +148,7 @@ def test_a_check_whose_output_another_session_holds_is_given_up_in_time(
     check = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 60' & sleep 60"
     began_s = time.monotonic()
     try:
-        [found] = ailments(monkeypatch, "running", shlex.join(["sh", "-c", check]))
+        [found] = health_problems(monkeypatch, "running", shlex.join(["sh", "-c", check]))
         assert found.endswith("no answer within 1 s")
         assert time.monotonic() - began_s < 20
     finally:
@@ -172,8 +175,8 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
 def test_a_guest_has_nobody_asked_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with talking(_Elsewhere) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert ailments(monkeypatch, "running", f"{url}/on") == []
-        [found] = ailments(monkeypatch, "running", f"{url}/away")
+        assert health_problems(monkeypatch, "running", f"{url}/on") == []
+        [found] = health_problems(monkeypatch, "running", f"{url}/away")
     assert "HTTP 302" in found
     assert _Elsewhere.asked == ["/on", "/end", "/away"]
 
@@ -200,7 +203,7 @@ def test_a_guest_whose_answer_has_no_end_is_not_read_to_it(
     monkeypatch.setattr(_Endless, "sent", 0)
     with talking(_Endless) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/{path}"
-        [found] = ailments(monkeypatch, "running", url)
+        [found] = health_problems(monkeypatch, "running", url)
     assert "too long" in found
     assert _Endless.sent < 32 << 20
 
@@ -225,7 +228,7 @@ def test_a_check_that_is_given_up_leaves_nothing_that_listens(
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.5)
     with talking(_Dripping) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        [found] = ailments(monkeypatch, "running", url)
+        [found] = health_problems(monkeypatch, "running", url)
         assert found.endswith("no answer within 0.5 s")
         assert _Dripping.gone.wait(5)
 
@@ -243,7 +246,7 @@ def test_a_command_after_a_rollback_runs_whatever_the_guest_has_said(
 ) -> None:
     with talking(_Hostile) as guest:
         url = f"http://127.0.0.1:{guest.server_address[1]}"
-        found = ailments(monkeypatch, "running", url, url, url)
+        found = health_problems(monkeypatch, "running", url, url, url)
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     command = f"sh -c 'echo $VMCKPT_WHY >{tmp_path}/why'"
     request = replace(asked(), after_rollback=(command,))
@@ -281,9 +284,11 @@ def test_what_needs_an_agent_is_refused_where_there_is_none(
 
 
 def test_a_vm_that_does_not_run_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ailments(monkeypatch, "internal-error", "true") == ["it is internal-error"]
+    assert health_problems(monkeypatch, "internal-error", "true") == ["it is internal-error"]
 
 
 def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
-    assert ailments(monkeypatch, "running", "sleep 3600") == ["sleep 3600: no answer within 0.2 s"]
+    assert health_problems(monkeypatch, "running", "sleep 3600") == [
+        "sleep 3600: no answer within 0.2 s"
+    ]

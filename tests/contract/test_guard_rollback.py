@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.test_guard_records import record as new_record
 from vmckpt.checkpoint.jobs import RESTORE
-from vmckpt.checkpoint.restore.asked import Restored
+from vmckpt.checkpoint.restore.requests import Restored
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard import guard, rollback
 from vmckpt.fleet.guard.guard import GuardTools
@@ -43,7 +43,7 @@ def restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def point_of(_: GuardRecord) -> None:
         return None
 
-    async def ailments(*_: object) -> list[str]:
+    async def health_problems(*_: object) -> list[str]:
         return []
 
     async def is_cut_off(_: object) -> bool:
@@ -51,7 +51,7 @@ def restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(rollback, "restore_to", restore_to)
     monkeypatch.setattr(rollback, "point_of", point_of)
-    monkeypatch.setattr(rollback, "ailments", ailments)
+    monkeypatch.setattr(rollback, "health_problems", health_problems)
     monkeypatch.setattr(rollback, "restore_is_cut_off", is_cut_off)
     monkeypatch.setattr(guard, "point_of", point_of)
     return begun
@@ -168,7 +168,7 @@ def test_a_vm_that_was_put_back_unseen_is_not_put_back_again(
     async def main() -> GuardRecord:
         record = rolling_back(await job(outcome=DONE))
         with monkeypatch.context() as later:
-            later.setattr(rollback, "ailments", no_answer)
+            later.setattr(rollback, "health_problems", no_answer)
             with pytest.raises(GuardOpenError, match="was rolled back, but: no route"):
                 await guard.resume(record, tools())
         assert load(RUN).phase is GuardPhase.OPEN
@@ -184,7 +184,7 @@ def test_a_vm_that_was_put_back_and_does_not_run_is_put_back_again_if_asked(
     async def paused(*_: object) -> list[str]:
         return [] if restores else ["it is paused"]
 
-    monkeypatch.setattr(rollback, "ailments", paused)
+    monkeypatch.setattr(rollback, "health_problems", paused)
     with pytest.raises(GuardOpenError, match="does not run"):
         resumed(job(outcome=DONE))
     assert restores == []

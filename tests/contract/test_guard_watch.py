@@ -48,11 +48,11 @@ def test_a_clock_that_is_set_meanwhile_changes_no_watch(
     async def ask(why: str) -> None:
         return None
 
-    async def ailments(vm: Any, checks: Sequence[object]) -> list[str]:
+    async def health_problems(vm: Any, checks: Sequence[object]) -> list[str]:
         looks.append(time.monotonic())
         return []
 
-    monkeypatch.setattr(guard, "ailments", ailments)
+    monkeypatch.setattr(guard, "health_problems", health_problems)
     began = record("r", GuardPhase.WATCHING)
     asked = replace(began.request, watch_s=0.3, every_s=0.05)
     until_s = time.time() + 0.3

@@ -52,7 +52,7 @@ def test_it_tells_how_the_command_ended(
 
 
 def test_told_to_end_it_ends_all_that_was_begun(tmp_path: Path) -> None:
-    """Children that nobody waits for and that ignore being asked, in sessions of their own, too."""
+    """Children that no one waits for and that ignore being asked, in sessions of their own, too."""
     deaf = "trap '' TERM INT; echo $$ >>pids; while :; do sleep 1; done"
     script = f'cd {tmp_path}; (setsid sh -c "{deaf}" &) ; sh -c "{deaf}"'
     worker = begin(tmp_path / "result", "sh", "-c", script.replace("$$", "\\$\\$"))
@@ -80,29 +80,31 @@ def until_gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def location(tmp_path: Path) -> Path:
     directory = tmp_path / "guarded" / "1"
     directory.mkdir(parents=True)
     return directory
 
 
-def end(place: Path, *, insist: bool = False) -> None:
-    host = LocalHost("a", place.parent.parent, "127.0.0.1")
-    asyncio.run(end_worker(host, GuardWorker("a", str(place)), insist=insist))
+def end(location: Path, *, is_confirmed: bool = False) -> None:
+    host = LocalHost("a", location.parent.parent, "127.0.0.1")
+    asyncio.run(end_worker(host, GuardWorker("a", str(location)), is_confirmed=is_confirmed))
 
 
-def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path, place: Path) -> None:
-    end(place)  # it was never begun
-    assert not place.exists()
-    place.mkdir()
+def test_it_is_ended_by_who_knows_no_more_than_its_directory(
+    tmp_path: Path, location: Path
+) -> None:
+    end(location)  # it was never begun
+    assert not location.exists()
+    location.mkdir()
     (tmp_path / "other").mkdir()
     other = begin(tmp_path / "other" / "result", "sleep", "60")
-    begun = begin(place / "result", "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    begun = begin(location / "result", "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60")
     until_there_is(tmp_path / "pid", begun)
-    end(place)
+    end(location)
     assert begun.wait(30) == 0
     assert identify(int((tmp_path / "pid").read_text())) is None
-    assert not place.exists()
+    assert not location.exists()
     assert other.poll() is None
     other.terminate()
     assert other.wait(30) == 0
@@ -117,15 +119,15 @@ WITHOUT_GROUP = (
 
 
 def begin_daemon(
-    place: Path, then: str, *, grouped: bool, said: Path | None = None
+    location: Path, then: str, *, grouped: bool, said: Path | None = None
 ) -> "tuple[subprocess.Popen[bytes], int]":
     """A command that makes a daemon, which says who it is in the directory `said`, then does
     `then`; its workers, and the daemon.
     """
-    said = said or place.parent
+    said = said or location.parent
     script = DAEMON.format(said) + "; " + then
     how = ["-m", "vmckpt.fleet.guard.worker"] if grouped else ["-c", WITHOUT_GROUP]
-    words = [sys.executable, *how, str(place / "result"), "sh", "-c", script]
+    words = [sys.executable, *how, str(location / "result"), "sh", "-c", script]
     worker = subprocess.Popen(words)
     until_there_is(said / "daemon", worker)
     return worker, int((said / "daemon").read_text())
@@ -139,10 +141,10 @@ def runner_of(worker: "subprocess.Popen[bytes]") -> int:
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("victims", ["keeper", "runner", "both"])
 def test_a_killed_worker_leaves_nothing_beside_the_rollback(
-    place: Path, victims: str, grouped: bool
+    location: Path, victims: str, grouped: bool
 ) -> None:
     """Killed by SIGKILL, while the command and its daemon run."""
-    worker, daemon = begin_daemon(place, "exec sleep 60", grouped=grouped)
+    worker, daemon = begin_daemon(location, "exec sleep 60", grouped=grouped)
     runner = runner_of(worker)
     if victims != "keeper":
         os.kill(runner, signal.SIGKILL)
@@ -151,12 +153,12 @@ def test_a_killed_worker_leaves_nothing_beside_the_rollback(
     # Both at once, and no group: what it has started cannot be known, and that is not passed over.
     unsure = victims == "both" and not (grouped and there_are_groups())
     with pytest.raises(HostDownError, match="may still run") if unsure else nullcontext():
-        end(place)
+        end(location)
     assert until_gone(daemon)
     worker.wait(30)
     if unsure:
-        end(place, insist=True)
-    assert not place.exists()
+        end(location, is_confirmed=True)
+    assert not location.exists()
 
 
 def there_are_groups() -> bool:
@@ -166,20 +168,29 @@ def there_are_groups() -> bool:
     return True
 
 
-def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(place: Path) -> None:
+def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(
+    location: Path,
+) -> None:
     """As with `systemd-run --scope`: root's processes can go to another control group."""
     if not there_are_groups():
         pytest.skip("no control group can be made here")
     [mount] = [one for one in cgroup.MOUNTS if (one / "cgroup.controllers").exists()]
-    script = f"echo $$ >{mount}/cgroup.procs; " + DAEMON.format(place.parent) + "; exec sleep 60"
-    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(place / "result"), "sh", "-c"]
+    script = f"echo $$ >{mount}/cgroup.procs; " + DAEMON.format(location.parent) + "; exec sleep 60"
+    words = [
+        sys.executable,
+        "-m",
+        "vmckpt.fleet.guard.worker",
+        str(location / "result"),
+        "sh",
+        "-c",
+    ]
     worker = subprocess.Popen([*words, script])
-    until_there_is(place.parent / "daemon", worker)
-    daemon = int((place.parent / "daemon").read_text())
+    until_there_is(location.parent / "daemon", worker)
+    daemon = int((location.parent / "daemon").read_text())
     assert identify(daemon)
     os.kill(runner_of(worker), signal.SIGKILL)
     worker.kill()
-    end(place)
+    end(location)
     assert until_gone(daemon)
     worker.wait(30)
 
@@ -187,43 +198,43 @@ def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(pla
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_daemon_of_a_command_that_is_over_is_ended_too(
-    place: Path, status: int, grouped: bool
+    location: Path, status: int, grouped: bool
 ) -> None:
-    worker, daemon = begin_daemon(place, f"exit {status}", grouped=grouped)
-    until_there_is(place / "result", worker)
-    assert told(place / "result") == {"returncode": status}
+    worker, daemon = begin_daemon(location, f"exit {status}", grouped=grouped)
+    until_there_is(location / "result", worker)
+    assert told(location / "result") == {"returncode": status}
     assert identify(daemon) is not None
-    end(place)
+    end(location)
     assert until_gone(daemon)
     assert worker.wait(30) == 0
 
 
 @pytest.mark.parametrize("grouped", [True, False])
-def test_what_is_kept_may_leave_a_daemon(place: Path, grouped: bool) -> None:
-    worker, daemon = begin_daemon(place, "exit 0", grouped=grouped)
-    until_there_is(place / "result", worker)
-    host = LocalHost("a", place.parent.parent, "127.0.0.1")
-    asyncio.run(release_worker(host, GuardWorker("a", str(place))))
+def test_what_is_kept_may_leave_a_daemon(location: Path, grouped: bool) -> None:
+    worker, daemon = begin_daemon(location, "exit 0", grouped=grouped)
+    until_there_is(location / "result", worker)
+    host = LocalHost("a", location.parent.parent, "127.0.0.1")
+    asyncio.run(release_worker(host, GuardWorker("a", str(location))))
     assert worker.wait(30) == 0
     assert identify(daemon) is not None
-    assert not place.exists()
+    assert not location.exists()
     os.kill(daemon, signal.SIGKILL)
 
 
-def test_a_command_that_was_not_begun_yet_never_is(tmp_path: Path, place: Path) -> None:
+def test_a_command_that_was_not_begun_yet_never_is(tmp_path: Path, location: Path) -> None:
     """The guard died before its worker ran: who ends it may come first."""
-    assert claim(place, Workers(NEVER))
-    worker = begin(place / "result", "touch", str(tmp_path / "ran"))
+    assert claim(location, Workers(NEVER))
+    worker = begin(location / "result", "touch", str(tmp_path / "ran"))
     assert worker.wait(30) == 0
     assert not (tmp_path / "ran").exists()
-    end(place)
+    end(location)
 
 
-def test_after_a_reboot_nothing_of_it_can_run(place: Path) -> None:
+def test_after_a_reboot_nothing_of_it_can_run(location: Path) -> None:
     me = ProcessId(os.getpid(), 1)
-    assert claim(place, Workers("another", (me,), Path("/sys/fs/cgroup")))
-    end(place)
-    assert not place.exists()
+    assert claim(location, Workers("another", (me,), Path("/sys/fs/cgroup")))
+    end(location)
+    assert not location.exists()
 
 
 FILLS = "cat /dev/zero >{0}/fill 2>{0}/said; "
@@ -235,16 +246,16 @@ def test_how_a_command_ended_that_has_filled_the_disk_is_known(
 ) -> None:
     """With the disk of the guard's own files full, the VM could not be rolled back."""
     with small_disk(tmp_path / "disk", "1M") as disk:
-        place = disk / "guarded" / "1"
-        place.mkdir(parents=True)
+        location = disk / "guarded" / "1"
+        location.mkdir(parents=True)
         then = FILLS.format(disk) + "exit 3"
-        worker, daemon = begin_daemon(place, then, grouped=grouped, said=tmp_path)
-        until_there_is(place / "result", worker)
-        assert told(place / "result") == {"returncode": 3}
-        end(place)
+        worker, daemon = begin_daemon(location, then, grouped=grouped, said=tmp_path)
+        until_there_is(location / "result", worker)
+        assert told(location / "result") == {"returncode": 3}
+        end(location)
         assert until_gone(daemon)
         assert worker.wait(30) == 0
-        assert not place.exists()
+        assert not location.exists()
 
 
 @pytest.mark.parametrize("grouped", [True, False])
@@ -254,27 +265,27 @@ def test_a_command_is_ended_although_it_has_filled_the_disk(
 ) -> None:
     """It did not end in time, or its worker was killed: by itself, or by the keeper's end."""
     with small_disk(tmp_path / "disk", "1M") as disk:
-        place = disk / "guarded" / "1"
-        place.mkdir(parents=True)
+        location = disk / "guarded" / "1"
+        location.mkdir(parents=True)
         then = FILLS.format(disk) + f"mkdir {tmp_path}/full; exec sleep 60"
-        worker, daemon = begin_daemon(place, then, grouped=grouped, said=tmp_path)
+        worker, daemon = begin_daemon(location, then, grouped=grouped, said=tmp_path)
         while not (tmp_path / "full").exists():
             assert worker.poll() is None
             time.sleep(0.01)
         if killed:
             worker.kill()
-        end(place)
+        end(location)
         assert until_gone(daemon)
         worker.wait(30)
-        assert not place.exists()
+        assert not location.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "x", "processes": 3}'])
-def test_workers_that_are_not_readable_are_no_proof_of_an_end(place: Path, text: str) -> None:
-    (place / "worker").write_text(text)
+def test_workers_that_are_not_readable_are_no_proof_of_an_end(location: Path, text: str) -> None:
+    (location / "worker").write_text(text)
     with pytest.raises(HostDownError, match="may still run"):
-        end(place)
-    end(place, insist=True)
+        end(location)
+    end(location, is_confirmed=True)
 
 
 def begin_in_a_terminal(

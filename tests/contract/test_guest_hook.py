@@ -1,4 +1,4 @@
-"""A hook's phases through a scripted guest agent: what is run, waited for, and begun anew."""
+"""A hook's phases through a scripted guest agent: what is run, waited for, and begun again."""
 
 import asyncio
 import base64
@@ -229,8 +229,8 @@ def test_hooks_of_several_devices_are_run_one_after_the_other(
     journey = Journey(devices, "run-1", lambda _code, _text: None)
 
     async def act() -> None:
-        place = SimpleNamespace(host=agent, files=VmDir(Path("/s/vms/web")).qemu("q1"))
-        await journey.phase(place, phase)
+        location = SimpleNamespace(host=agent, files=VmDir(Path("/s/vms/web")).qemu("q1"))
+        await journey.phase(location, phase)
 
     if BAD in does:
         with pytest.raises(HookFailedError) as error:

@@ -133,7 +133,7 @@ def test_without_an_agent_both_are_said(tmp_path: Path) -> None:
     clock, mac = asyncio.run(tell_guest(host, agent, facts(), spec, plugged=False))
     assert "clock is as it was" in clock
     assert f"keeps MAC {OLD}, until its next boot with {NEW} (no guest agent)" in mac
-    # One that is silent is the same; there is nobody at the socket.
+    # One that is silent is the same; there is no one at the socket.
     clock, mac = asyncio.run(tell_guest(host, agent, facts(), copy(), plugged=False))
     assert "clock is as it was" in clock
     assert "its guest agent is silent" in mac

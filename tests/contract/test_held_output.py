@@ -70,34 +70,34 @@ def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
     async def main() -> None:
         held = await holds_output(qemu)
         assert sorted(held) == ["net0", "net1"]
-        await HeldOutput(qemu, held).let_go()
+        await HeldOutput(qemu, held).release_all()
 
     asyncio.run(main())
     assert (qemu.objects, qemu.chardevs) == (["another"], [])
 
 
-async def let_go(qemu: Any) -> None:
+async def release_all(qemu: Any) -> None:
     ended: Any = Protection.__new__(Protection)
-    intake = SimpleNamespace(let_go=lambda: None)
+    intake = SimpleNamespace(drop=lambda: None)
     ended._keeper, ended._qemu_lives = SimpleNamespace(free=lambda: None), qemu.lives
-    ended._grip = SimpleNamespace(
+    ended._handles = SimpleNamespace(
         output=HeldOutput(qemu, ["net0"]),
         capture=SimpleNamespace(resume=partial(resume, qemu)),
         mirrors=SimpleNamespace(intake=intake),
     )
     async with asyncio.timeout(20):
-        await ended._let_go()
+        await ended._release_guest()
 
 
 def test_a_qemu_that_is_silent_for_once_is_not_taken_for_dead() -> None:
     qemu = Qemu(GATE, OUTER, INNER, silences=1)
-    asyncio.run(let_go(qemu))
+    asyncio.run(release_all(qemu))
     assert (qemu.objects, qemu.runs) == ([], True)
 
 
 def test_a_qemu_that_has_died_is_not_waited_for() -> None:
     qemu = Qemu(GATE, OUTER, INNER, silences=1000, lives_for=1)
-    asyncio.run(let_go(qemu))
+    asyncio.run(release_all(qemu))
     assert not qemu.runs
 
 

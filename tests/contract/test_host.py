@@ -130,7 +130,7 @@ def test_a_cancelled_command_is_ended(host: Host, ask: Ask, tmp_path: Path) -> N
     async def play() -> None:
         task = asyncio.create_task(host.run([*PYTHON, "import signal; signal.pause()", mark]))
         async with asyncio.timeout(10):
-            while not process.find_by_argument(mark):  # noqa: ASYNC110 - nobody tells of a process
+            while not process.find_by_argument(mark):  # noqa: ASYNC110 - no one tells of a process
                 await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

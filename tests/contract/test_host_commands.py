@@ -75,7 +75,7 @@ def test_a_host_is_added_with_what_it_says_of_itself(operator: Operator, tmp_pat
         "b", "--state-dir", str(tmp_path / "b"), "--migration-addr", "192.0.2.7"
     )
     assert (added["state_dir"], added["migration_address"]) == (str(tmp_path / "b"), "192.0.2.7")
-    assert added["second_address"] is None  # SSH came in on the loopback: nobody else's
+    assert added["second_address"] is None  # SSH came in on the loopback: no one else's
     code, refused = operator.add("a")
     assert (code, refused["error"]["kind"]) == (4, "refused")
     assert operator.vmckpt("host", "remove", "a") == (0, {"name": "a", "removed": True})

@@ -118,7 +118,7 @@ async def all_is_well() -> None:
     assert (await find_vm("web")).host.name == "local"
     assert (await find.find("web", lambda _: None)).host.name == "local"
     assert not await is_worked_on("web")
-    found = await find.look_at_all()
+    found = await find.inspect_everywhere()
     assert [row.name for row in found.given] == ["web"]
 
 

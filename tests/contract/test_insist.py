@@ -10,8 +10,8 @@ import pytest
 from tests.commands import COMMAND, vmckpt
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.migrate import recorded
-from vmckpt.migrate.outcome import insist as insisting
-from vmckpt.migrate.outcome.insist import insist
+from vmckpt.migrate.outcome import retrying
+from vmckpt.migrate.outcome.retrying import retry_recovery
 
 pytestmark = pytest.mark.contract
 
@@ -26,16 +26,16 @@ async def played(errors: list[VmckptError]) -> str:
             raise errors.pop(0)
         return "recovered"
 
-    return await insist(attempt)
+    return await retry_recovery(attempt)
 
 
 def test_a_silent_host_and_a_held_lock_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insisting, "INSIST_POLL_S", 0.0)
+    monkeypatch.setattr(retrying, "RETRY_POLL_S", 0.0)
     assert asyncio.run(played([DOWN, HELD, HELD, DOWN])) == "recovered"
 
 
 def test_what_time_does_not_mend_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insisting, "INSIST_POLL_S", 0.0)
+    monkeypatch.setattr(retrying, "RETRY_POLL_S", 0.0)
     errors: list[VmckptError] = [DOWN, UNKNOWN, HELD]
     with pytest.raises(OutcomeUnknownError):
         asyncio.run(played(errors))
@@ -43,7 +43,7 @@ def test_what_time_does_not_mend_is_raised_at_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insisting, "INSIST_S", -1.0)
+    monkeypatch.setattr(retrying, "RETRY_S", -1.0)
     with pytest.raises(HostDownError):
         asyncio.run(played([DOWN]))
 

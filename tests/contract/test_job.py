@@ -36,7 +36,7 @@ from vmckpt.jobs.kind import OUTCOME, Job, Outcome, writer
 from vmckpt.jobs.serve import serve
 from vmckpt.migrate.elsewhere.delegate import migrate_there
 from vmckpt.migrate.elsewhere.job import MIGRATE, MigrationJob, MigrationRequest, finish
-from vmckpt.migrate.outcome import insist as insisting
+from vmckpt.migrate.outcome import retrying
 from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.recover import FINISHED
 from vmckpt.options.migration import AtTarget, MigrationOptions
@@ -192,7 +192,7 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target holds the lock of the dead job's connection until it notices the silence."""
-    monkeypatch.setattr(insisting, "INSIST_POLL_S", 0.05)
+    monkeypatch.setattr(retrying, "RETRY_POLL_S", 0.05)
     job, a, b = a_job(state)
 
     async def play() -> None:
@@ -233,7 +233,7 @@ def test_without_a_journal_a_vm_at_the_source_was_not_moved(
 def with_target(monkeypatch: pytest.MonkeyPatch, target: Host) -> Iterator[None]:
     """Jobs of the block reach that target."""
     with monkeypatch.context() as patched:
-        patched.setattr(MigrationRequest, "open_target", lambda _: target)
+        patched.setattr(MigrationRequest, "open_destination", lambda _: target)
         yield
 
 

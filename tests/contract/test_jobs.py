@@ -33,7 +33,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.trace import Detail, trace, untrace
-from vmckpt.events.types import Event, Note, unheard
+from vmckpt.events.types import Event, Note, ignore_event
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import process
 from vmckpt.hosts.remote.values import pack_error
@@ -137,7 +137,7 @@ def test_a_trace_is_passed_on_if_it_is_asked_for(
 
     async def play() -> None:
         job = await started(one, host)
-        await job.outcome(unheard)
+        await job.outcome(ignore_event)
         assert job.files.trace.exists() is bool(detail)
         await released(host)
 
@@ -146,8 +146,8 @@ def test_a_trace_is_passed_on_if_it_is_asked_for(
         played(host, play)
     finally:
         untrace()
-    told = [line.partition(" ")[2] for line in lines]
-    assert [line for line in told if line.startswith("web: ")] == (
+    outcome = [line.partition(" ")[2] for line in lines]
+    assert [line for line in outcome if line.startswith("web: ")] == (
         ["web: stop", "web: cont"] if detail else []
     )
 
@@ -156,10 +156,10 @@ def test_its_events_and_result_are_told(kind: JobKind[Any, Any], host: Playing) 
     plan(host, "note one", "note two", "done")
 
     async def play() -> None:
-        told = list[Event]()
-        result = await (await started(kind, host)).outcome(told.append)
+        outcome = list[Event]()
+        result = await (await started(kind, host)).outcome(outcome.append)
         assert result == EXAMPLES[kind.name].result
-        assert [event.text for event in told if isinstance(event, Note)] == ["one", "two"]
+        assert [event.text for event in outcome if isinstance(event, Note)] == ["one", "two"]
         await released(host)
 
     played(host, play)
@@ -170,7 +170,7 @@ def test_its_error_is_raised_where_it_was_asked_for(one: JobKind[Any, Any], host
 
     async def play() -> None:
         with pytest.raises(RefusedError, match="it is refused"):
-            await (await started(one, host)).outcome(unheard)
+            await (await started(one, host)).outcome(ignore_event)
         await released(host)
 
     played(host, play)
@@ -181,9 +181,9 @@ def test_a_bug_in_it_is_told_as_one(one: JobKind[Any, Any], host: Playing) -> No
 
     async def play() -> None:
         job = await started(one, host)
-        with pytest.raises(VmckptError, match="vmckpt has a bug") as told:
-            await job.outcome(unheard)
-        assert "KeyError" in told.value.why
+        with pytest.raises(VmckptError, match="vmckpt has a bug") as outcome:
+            await job.outcome(ignore_event)
+        assert "KeyError" in outcome.value.why
         await released(host)
         assert "KeyError" in job.files.log.read_text()
 
@@ -206,11 +206,11 @@ def test_an_error_that_comes_between_two_looks_is_not_missed(tmp_path: Path) -> 
     async def play() -> None:
         job = attach(kind, host, "r1")
         await host.make_dir(files.path)
-        told = Outcome(builtins(EXAMPLES[kind.name].result), None, is_final=False, is_over=False)
-        files.outcome.write_text(OUTCOME.encode(told))
+        outcome = Outcome(builtins(EXAMPLES[kind.name].result), None, is_final=False, is_over=False)
+        files.outcome.write_text(OUTCOME.encode(outcome))
         files.process.write_text('{"pid": 2, "start_ticks": 1}')
         with pytest.raises(RefusedError, match="late"):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
 
     asyncio.run(play())
 
@@ -222,7 +222,7 @@ def test_one_that_is_killed_is_recovered_and_says_that_it_was_cut_off(
 
     async def play() -> None:
         with pytest.raises(OperationFailedError, match="was interrupted"):
-            await (await started(kind, host)).outcome(unheard)
+            await (await started(kind, host)).outcome(ignore_event)
         await released(host)
         assert (host.state_dir / "recovered").exists()
 
@@ -235,7 +235,7 @@ def test_one_that_is_killed_and_finished_by_its_recovery_is_done(
     plan(host, "die", recovery=["done"])
 
     async def play() -> None:
-        result = await (await started(one, host)).outcome(unheard)
+        result = await (await started(one, host)).outcome(ignore_event)
         assert result == EXAMPLES[one.name].result
         await released(host)
 
@@ -250,11 +250,11 @@ def test_one_that_is_killed_after_it_has_told_its_result_is_done(
 
     async def play() -> None:
         job = await started(kind, host)
-        assert await job.outcome(unheard) == EXAMPLES[kind.name].result
+        assert await job.outcome(ignore_event) == EXAMPLES[kind.name].result
         await released(host)
-        told = await job.told()
-        assert told is not None
-        assert (told.is_over, told.error) == (True, None)
+        outcome = await job.outcome_so_far()
+        assert outcome is not None
+        assert (outcome.is_over, outcome.error) == (True, None)
 
     played(host, play)
 
@@ -272,9 +272,9 @@ def test_one_that_is_killed_after_its_end_keeps_its_outcome(
         assert not (host.state_dir / "recovered").exists()
         if ends == "refuse":
             with pytest.raises(RefusedError, match="it is refused"):
-                await job.outcome(unheard)
+                await job.outcome(ignore_event)
         else:
-            assert await job.outcome(unheard) == EXAMPLES[one.name].result
+            assert await job.outcome(ignore_event) == EXAMPLES[one.name].result
 
     played(host, play)
 
@@ -290,12 +290,12 @@ def test_an_error_takes_a_result_back_until_that_is_final(
         await released(host)
         if fails:
             with pytest.raises(RefusedError):
-                await job.outcome(unheard)
+                await job.outcome(ignore_event)
         else:
-            assert await job.outcome(unheard) == EXAMPLES[one.name].result
-        told = await job.told()
-        assert told is not None
-        assert told.error is not None
+            assert await job.outcome(ignore_event) == EXAMPLES[one.name].result
+        outcome = await job.outcome_so_far()
+        assert outcome is not None
+        assert outcome.error is not None
 
     played(host, play)
 
@@ -316,7 +316,7 @@ def test_one_that_is_cancelled_however_often_undoes_what_it_has_begun(
         await job.cancel("the work")
         assert (host.state_dir / "undone").exists()
         with pytest.raises(CancelledByUserError, match="of 'web' was cancelled"):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
         await released(host)
 
     played(host, play)
@@ -335,7 +335,7 @@ def test_one_that_is_cancelled_before_anything_is_known_of_it_never_begins(
         await job.cancel("the work")
         await begin(one, host, "r1")
         with pytest.raises(CancelledByUserError):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
         assert not (host.state_dir / "waiting").exists()
 
     played(host, play)
@@ -356,7 +356,7 @@ def test_one_that_is_frozen_is_not_waited_for_for_good(
         assert job.process is not None
         os.kill(job.process.pid, signal.SIGKILL)
         with pytest.raises(OperationFailedError, match="was interrupted"):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
 
     played(host, play)
 
@@ -373,9 +373,9 @@ def test_a_disk_that_is_full_keeps_no_job_from_telling_its_end(
     plan(host, "note one", "fill", "note two", "done")
 
     async def play() -> None:
-        job, told = await started(kind, host), list[Event]()
-        assert await job.outcome(told.append) == EXAMPLES[kind.name].result
-        assert told[:1] == [Note(0.0, "note", "one")]
+        job, outcome = await started(kind, host), list[Event]()
+        assert await job.outcome(outcome.append) == EXAMPLES[kind.name].result
+        assert outcome[:1] == [Note(0.0, "note", "one")]
         await until(lambda: not process.find_by_argument(f"{state}/jobs/"))
 
     try:
@@ -401,7 +401,7 @@ def test_what_is_done_is_done_although_a_full_disk_keeps_it_from_being_told_at_o
 
     async def play() -> None:
         job = await started(one, host)
-        assert await job.outcome(unheard) == EXAMPLES[one.name].result
+        assert await job.outcome(ignore_event) == EXAMPLES[one.name].result
         await until(lambda: not process.find_by_argument(f"{state}/jobs/"))
 
     try:
@@ -426,7 +426,7 @@ def test_one_that_is_revoked_before_it_begins_never_does(
         await revoke(kind, host, lambda vm, asked: (vm, asked) == ("web", EXAMPLES[kind.name][0]))
         await begin(kind, host, "r1")
         with pytest.raises(CancelledByUserError):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
         assert not (host.state_dir / "waiting").exists()
         await released(host)
 
@@ -472,7 +472,7 @@ def test_what_is_no_order_keeps_no_other_from_being_revoked(
 def test_after_a_reboot_nothing_says_how_it_ended(
     kind: JobKind[Any, Any], host: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(handles, "LAST_LINES_S", 0.2)
 
     async def play() -> None:
         job = attach(kind, host, "r1")
@@ -480,7 +480,7 @@ def test_after_a_reboot_nothing_says_how_it_ended(
         await job.give("web", EXAMPLES[kind.name].request)
         job.files.process.write_text('{"pid": 2, "start_ticks": 1}')
         with pytest.raises(OutcomeUnknownError, match="it is unknown how the"):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
 
     played(host, play)
 
@@ -506,7 +506,7 @@ def test_an_order_that_comes_late_is_waited_for(one: JobKind[Any, Any], host: Pl
         job = await begin(one, host, "r1")
         await asyncio.sleep(1.0)
         await job.give("web", EXAMPLES[one.name].request)
-        assert await job.outcome(unheard) == EXAMPLES[one.name].result
+        assert await job.outcome(ignore_event) == EXAMPLES[one.name].result
 
     played(host, play)
 
@@ -516,7 +516,7 @@ def test_one_that_cannot_begin_says_why(one: JobKind[Any, Any], host: Playing) -
 
     async def play() -> None:
         with pytest.raises(OperationFailedError, match="did not start on far") as failed:
-            await (await started(one, host)).outcome(unheard)
+            await (await started(one, host)).outcome(ignore_event)
         assert "JSONDecodeError" in failed.value.why
 
     played(host, play)
@@ -533,7 +533,7 @@ def test_one_that_is_killed_before_it_has_begun_says_so(
         await host.kill(job.process)
         await job.give("web", EXAMPLES[one.name].request)
         with pytest.raises(OperationFailedError, match="did not start on far") as failed:
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
         assert failed.value.why == "its process was killed"
         assert not (host.state_dir / "released").exists()
 
@@ -547,11 +547,11 @@ def test_a_host_that_is_silent_for_a_while_is_asked_again(
     host.silent[0] = 2
 
     async def play() -> None:
-        job, told = await started(one, host), list[Event]()
+        job, outcome = await started(one, host), list[Event]()
         with pytest.raises(HostDownError, match="far is down"):
-            await job.outcome(unheard)
-        assert await job.outcome(told.append, patience_s=30) == EXAMPLES[one.name].result
-        codes = [event.code for event in told if isinstance(event, Note)]
+            await job.outcome(ignore_event)
+        assert await job.outcome(outcome.append, patience_s=30) == EXAMPLES[one.name].result
+        codes = [event.code for event in outcome if isinstance(event, Note)]
         assert sorted(codes) == ["connection", "connection", "note"]
 
     played(host, play)
@@ -563,18 +563,18 @@ HOSTILE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("told", HOSTILE)
+@pytest.mark.parametrize("outcome", HOSTILE)
 def test_an_outcome_that_makes_no_sense_is_an_error_of_ours(
-    host: Playing, told: dict[str, Any]
+    host: Playing, outcome: dict[str, Any]
 ) -> None:
     """One that says that it is done, and nothing else, ended the scheduler: vmckpt had a bug."""
 
     async def play() -> None:
         job = attach(kind_of("checkpoint"), host, "r1")
         await host.make_dir(job.files.path)
-        job.files.outcome.write_text(json.dumps(told))
+        job.files.outcome.write_text(json.dumps(outcome))
         with pytest.raises(VmckptError):
-            await job.outcome(unheard)
+            await job.outcome(ignore_event)
 
     played(host, play)
 
@@ -591,7 +591,7 @@ def test_a_field_of_another_type_makes_a_result_unreadable(
             await host.make_dir(job.files.path)
             job.files.outcome.write_text(text)
             with pytest.raises(OutcomeUnknownError, match="cannot be read"):
-                await job.outcome(unheard)
+                await job.outcome(ignore_event)
 
         if not isinstance(result[name], float):
             played(host, play)

@@ -34,7 +34,7 @@ class Migrating:
         self.switchover = Switchover(
             monitor,
             source=Socketed(source, ProcessId(1, 1)),
-            target=Socketed(target, ProcessId(1, 1)),
+            destination=Socketed(target, ProcessId(1, 1)),
             port=1, max_downtime_s=0.3, limit_bytes_per_s=LIMIT, quick_rounds=channels,
         )  # fmt: skip
 

@@ -45,25 +45,25 @@ def _killed(path: Path, rounds: int) -> None:
     for name in ("one", "two"):
         make_key_file(path / name)
         keys.append(KeySource(KeyHolder.FILE, str(path / name)))
-    place = path / "store"
-    with create_store(str(place), keys[0]) as store:
+    location = path / "store"
+    with create_store(str(location), keys[0]) as store:
         manifest = save(store, RAM)
     chosen, now, changed = random.Random(1), 0, 0
     for _ in range(rounds):
         process = multiprocessing.get_context("fork").Process(
-            target=_turn, args=(place, keys, now), daemon=True
+            target=_turn, args=(location, keys, now), daemon=True
         )
         process.start()
         time.sleep(chosen.uniform(0.0, 0.06))
         process.kill()
         process.join()
-        was, now = now, _which(place, keys)
+        was, now = now, _which(location, keys)
         changed += was != now
-        with open_store(str(place), keys[now]) as store:
+        with open_store(str(location), keys[now]) as store:
             check(store)
             assert check(store).whole
             require_same(store, manifest, RAM)
-        assert len({(place / name).read_bytes() for name in NAMES}) == 1
+        assert len({(location / name).read_bytes() for name in NAMES}) == 1
     assert changed
 
 

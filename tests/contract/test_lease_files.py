@@ -1,4 +1,4 @@
-"""Leases in files: killed and stopped processes, a full disk, files that somebody touched."""
+"""Leases in files: killed and stopped processes, a full disk, files that someone touched."""
 
 import asyncio
 import errno
@@ -181,7 +181,7 @@ def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
     async def main() -> None:
         await primary.take()
         await primary.record_in_sync("b/1")
-        await standby.look()
+        await standby.read()
         with monkeypatch.context() as patch:
             if fails == "link":
                 patch.setattr(Path, "hardlink_to", late)
@@ -193,7 +193,7 @@ def test_an_error_after_which_a_record_may_stand_there_is_no_refusal(
                 patch.setattr(file_store, "_settle", lambda *_: unlisted(tmp_path))
             with pytest.raises(OutcomeUnknownError):
                 await standby.claim()
-        await standby.look()
+        await standby.read()
         assert standby.held is not None
         assert standby.held.term == 2
 
@@ -343,7 +343,7 @@ async def said_by(store: FileStore) -> str:
 
 
 def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> None:
-    # As a share whose server is gone: opening a pipe that nobody writes to takes for ever.
+    # As a share whose server is gone: opening a pipe that no one writes to takes forever.
     (tmp_path / "web.leases").mkdir()
     pipe = tmp_path / "web.leases" / ("0" * 19 + "1")
     os.mkfifo(pipe)

@@ -178,7 +178,7 @@ def test_two_that_ask_at_once_do_not_both_get_it(make_store: StoreMaker) -> None
 
 
 def test_an_empty_value_in_etcd_is_no_lease() -> None:
-    """Somebody put it there to remove the record; its JSON has no value then."""
+    """Someone put it there to remove the record; its JSON has no value then."""
 
     class Member:
         url = "http://127.0.0.1:2379"

@@ -38,7 +38,7 @@ from vmckpt.migrate.outcome.settle import settle
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
-from vmckpt.vm.inventory import look_all, read_vm
+from vmckpt.vm.inventory import inspect_all, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 
@@ -442,7 +442,9 @@ def test_a_target_does_not_wait_for_good_for_a_source_that_lost_power(
 
     asyncio.run(play())
     assert guest.told == ["yank"]
-    assert "the source has ended: cutting the connection that the target still waits on" in told
+    assert (
+        "the source has ended: closing the connection on which the destination still waits" in told
+    )
     assert not vm_dir(a.state_dir, "web").journal.exists()
     homes = [host.name for host in (a, b) if vm_dir(host.state_dir, "web").current.exists()]
     assert len(homes) == 1
@@ -454,7 +456,7 @@ def test_what_may_have_arrived_on_a_host_is_said(tmp_path: Path) -> None:
     directory, lock = vm_dir(world.b.state_dir, "web"), lock_path(world.b.state_dir, "web")
 
     async def arrivals() -> list[Arrival]:
-        return list((await look_all([world.b])).arrivals)
+        return list((await inspect_all([world.b])).arrivals)
 
     async def play() -> None:
         await world.cut_off(JOURNAL)

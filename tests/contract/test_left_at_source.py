@@ -9,7 +9,7 @@ import pytest
 
 from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home, marked_as
-from vmckpt.drivers.find import look_at_all
+from vmckpt.drivers.find import inspect_everywhere
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.local import LocalHost
@@ -173,7 +173,7 @@ def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_so
 ) -> None:
     world = World(tmp_path, Guest("running", "completed"))
     moving: Any = Migration.__new__(Migration)
-    moving._journal, moving._target_host = world.journal, world.b
+    moving._journal, moving._destination_host = world.journal, world.b
     moving._vm = SimpleNamespace(host=world.down)
     moving._note = lambda code, text: world.told.append(f"{code}: {text}")
 
@@ -207,7 +207,7 @@ def test_a_source_that_comes_back_past_the_commit_is_not_listed_as_a_second_home
         else:
             await make_home(world.b, "qb")  # the handover's own command died before the release
         monkeypatch.setattr(inventory, "all_hosts", lambda: [world.a, world.b])
-        return [row.host for row in (await look_at_all()).given]
+        return [row.host for row in (await inspect_everywhere()).given]
 
     with marked_as(world.there.qemu("qb")):
         assert asyncio.run(play()) == ["b"]
@@ -223,6 +223,6 @@ def test_a_home_of_which_no_record_tells_stays_in_the_list(
         await make_home(world.a, "qa")
         await make_home(world.b, "qb")
         monkeypatch.setattr(inventory, "all_hosts", lambda: [world.a, world.b])
-        return [row.host for row in (await look_at_all()).given]
+        return [row.host for row in (await inspect_everywhere()).given]
 
     assert asyncio.run(play()) == ["a", "b"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
-from vmckpt.checkpoint.catalogue.place import lent
+from vmckpt.checkpoint.catalogue.location import lent
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import find_by_argument
@@ -118,7 +118,7 @@ def test_a_question_that_is_interrupted_is_the_last() -> None:
     main = threading.main_thread().ident
     assert main
     with silent:
-        # Nobody answers: it is interrupted wherever it waits.
+        # No one answers: it is interrupted wherever it waits.
         threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             backend_.names("packs")

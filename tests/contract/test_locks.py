@@ -197,7 +197,7 @@ def test_a_disk_that_fails_as_a_lock_is_given_back_does_not_keep_it(
 
 def test_looking_never_makes_an_operation_fail(tmp_path: Path) -> None:
     path = tmp_path / "web"
-    # A dead holder's file: the onlooker opens it whenever nobody holds it.
+    # A dead holder's file: the onlooker opens it whenever no one holds it.
     path.touch()
     ended = threading.Event()
 

@@ -399,7 +399,7 @@ async def group_lines(rng: random.Random, folder: Path) -> str:
     reader = asyncio.StreamReader()
     reader.feed_data(mutated(rng, {"word": "ready", "at_s": 3.5, "more": {"a": [1]}}))
     reader.feed_eof()
-    return await outcome(Line(reader, _Deaf(), "web on a").hear())
+    return await outcome(Line(reader, _Deaf(), "web on a").receive())
 
 
 async def job_lines(rng: random.Random, folder: Path) -> str:

@@ -10,9 +10,9 @@ from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
 from vmckpt.checkpoint import meant, operate
-from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.requests import TakeOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import (
     BusyError,
@@ -42,21 +42,21 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.good, self.evil = (LocalHost(name, path / name, "127.0.0.1") for name in "ae")
-        self.place, file = path / "store", path / "key"
+        self.location, file = path / "store", path / "key"
         make_key_file(file)
         self.key = KeySource(KeyHolder.FILE, str(file))
-        create_store(str(self.place), self.key).close()
-        with open_store(str(self.place), self.key) as store:
+        create_store(str(self.location), self.key).close()
+        with open_store(str(self.location), self.key) as store:
             take(store, BERLIN, 1, clock=1.0)
         self.vm = home(self.evil, "qe")
 
     async def take(self) -> bytes | None:
         """What opens the store, as its host is given it."""
-        return (await operate.taking(self.vm, str(self.place), WISH, self.key)).access.secret
+        return (await operate.taking(self.vm, str(self.location), WISH, self.key)).access.secret
 
     async def go_back(self) -> bytes | None:
         """The same of a restore in place."""
-        (entry,) = (await catalogue([], str(self.place), self.key)).entries
+        (entry,) = (await catalogue([], str(self.location), self.key)).entries
         work = await operate.restoring(self.evil, entry, IN_PLACE, self.key)
         return work.access.secret
 
@@ -89,7 +89,7 @@ def test_another_vm_of_that_name_gets_no_key_while_the_right_one_may_be_silent(
         asyncio.run(do())
     site.vm.directory.identity.write_text(f"{BERLIN}\n")
     assert asyncio.run(do()) is not None
-    # All hosts answer, and no other has it: it was made anew.
+    # All hosts answer, and no other has it: it was made again.
     site.vm.directory.identity.write_text(f"{PARIS}\n")
     inventory_has(monkeypatch, site.evil, site.good)
     assert asyncio.run(do()) is not None
@@ -105,7 +105,7 @@ def test_a_vm_that_is_at_home_on_two_hosts_goes_back_on_neither(
         asyncio.run(site.go_back())
 
     async def where() -> Host:
-        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
         return await restores_on(entry, lambda _: None, copy=False)
 
     with pytest.raises(OutcomeUnknownError, match="at home on e and a"):
@@ -120,7 +120,7 @@ def test_a_vm_that_may_run_on_a_silent_host_is_restored_where_it_is_asked_for_al
     asyncio.run(site.evil.remove(site.vm.directory.path))
 
     async def where(*, copy: bool) -> str:
-        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
         assert entry.facts is not None
         there = replace(entry, facts=replace(entry.facts, host="e"))
         return (await restores_on(there, lambda _: None, copy=copy)).name
@@ -144,7 +144,7 @@ def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
     itself = replace(IN_PLACE, in_place=False)
 
     async def restored_on(host: Host) -> None:
-        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
         await operate.restoring(host, entry, itself, site.key)
 
     async def twice() -> None:
@@ -162,17 +162,17 @@ class Job:
     """A restore's job: whether its guest runs, and whether it was ended."""
 
     def __init__(self, *, runs: bool) -> None:
-        self._told = Outcome(result={}) if runs else None
+        self._outcome = Outcome(result={}) if runs else None
         self._ended = asyncio.Event()
         self.ended = False
 
     async def outcome(self, _: object) -> None:
-        if self._told is None:
+        if self._outcome is None:
             await self._ended.wait()
             raise CancelledByUserError("cancelled", why="asked to stop", remedy="-")
 
-    async def told(self) -> Outcome | None:
-        return self._told
+    async def outcome_so_far(self) -> Outcome | None:
+        return self._outcome
 
     async def cancel(self, _: str) -> None:
         self.ended = True
@@ -191,7 +191,7 @@ def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_resto
 
     async def restore() -> None:
         jobs.append(Job(runs=runs))
-        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
         work = await operate.restoring(site.good, entry, itself, site.key)
         home(site.evil, "qe")  # another operator's `vm run`
         lock = lock_path(site.good.state_dir, "web")

@@ -27,7 +27,7 @@ def promise(place: Path, name: str, size_bytes: int, *, is_private: bool = False
 
 
 def ask(place: Path, one: Promise, have_bytes: int, *, overcommit: bool = False) -> FreeMemory:
-    return promises.promise(one, lambda: have_bytes, overcommit=overcommit, place=place)
+    return promises.promise(one, lambda: have_bytes, overcommit=overcommit, records_dir=place)
 
 
 @pytest.mark.parametrize("is_private", [False, True])
@@ -118,7 +118,7 @@ def test_without_a_free_descriptor_nothing_is_promised_again(
             is_out += 1
             raise OSError(errno.EMFILE, "Too many open files", str(path))
 
-        where, name = (process, "said_of") if what == "cmdline" else (promises, "_text")
+        where, name = (process, "file_of") if what == "cmdline" else (promises, "_text")
         monkeypatch.setattr(where, name, no_descriptor)
         with pytest.raises(OSError, match="Too many open files"):
             ask(tmp_path, second, 100 * MIB)

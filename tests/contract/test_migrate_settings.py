@@ -113,7 +113,7 @@ def test_a_failing_disk_ends_a_migration_that_is_to_end_then(
             with pytest.raises(OperationFailedError) as caught:
                 await running
             assert ends in caught.value.why
-            # A guest that stands still for its disk is refused by the next preflight.
+            # A guest that is paused for its disk is refused by the next preflight.
             assert "until then it cannot move" in caught.value.remedy
         else:
             # It has looked on since, and goes on.

@@ -59,9 +59,9 @@ def test_panels_do_not_overlap() -> None:
     cells = [
         (x, y)
         for panel in panels
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
+        for location in [panel["gridPos"]]
+        for x in range(location["x"], location["x"] + location["w"])
+        for y in range(location["y"], location["y"] + location["h"])
     ]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24

@@ -11,7 +11,7 @@ from tests.faulty_host import FaultyHost, silence
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.migrate.offline import stand_in, standing_in
+from vmckpt.migrate.offline import reduced_spec, temporary_qemu
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.argv import Platform
@@ -50,7 +50,7 @@ def left(state: Path) -> Iterator[tuple[Vm, list[Path]]]:
     vm = a_vm(LocalHost("a", state / "a", "127.0.0.1", qemu=NO_QEMU))
     still, started = (vm.directory.qemu(new_qemu_id()) for _ in range(2))
     files = [
-        still.ram(stand_in(vm.spec).ram_dir),
+        still.ram(reduced_spec(vm.spec).ram_dir),
         *(one.ram(vm.spec.ram_dir) for one in (vm.qemu.files, started)),
         *(one.stderr for one in (vm.qemu.files, still, started)),
     ]
@@ -75,7 +75,7 @@ def test_what_went_wrong_is_said_though_the_host_is_silent_then(state: Path) -> 
     vm = a_vm(silent)
 
     async def move() -> None:
-        async with standing_in(vm):
+        async with temporary_qemu(vm):
             pass
 
     with pytest.raises(OperationFailedError, match="did not start"):

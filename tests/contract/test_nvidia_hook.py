@@ -387,7 +387,7 @@ def test_a_restore_that_fails_kills_and_restarts_the_job_and_says_so(guest: Told
 
 
 def test_a_job_begins_anew_as_its_own_user_whatever_it_is_called(plain: Told) -> None:
-    """Any user's job of that name began anew as root."""
+    """Any user's job of that name began again as root."""
     plain.guest.process(100, "\rUid:\t0\rGid:\t0", *CUDA)
     status = b"Name:\t\rUid:\t0\rGid:\t0\nState:\tR\nUid:\t7 7 7 7\nGid:\t8 8 8 8\n"
     (plain.guest.root / "proc/100/status").write_bytes(status)

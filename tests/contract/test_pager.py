@@ -23,10 +23,10 @@ from tests.contract.test_restore_disks import spec
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.origin import digest
-from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.first_pages import read_noted
 from vmckpt.checkpoint.restore.pager import present
 from vmckpt.checkpoint.restore.paging import PagerProcess, is_whole, see_to_pages
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
@@ -102,7 +102,7 @@ class Guest:
         self, directory: Path, ram_file: Path, content: "np.ndarray[Any, Any]", *more: str
     ) -> None:
         self.host = LocalHost("here", directory, "127.0.0.1")
-        self.ram_file, self.place = ram_file, str(directory / "store")
+        self.ram_file, self.location = ram_file, str(directory / "store")
         self.content = content
         self.checkpoint = self._store()
         self.child = subprocess.Popen(
@@ -126,7 +126,7 @@ class Guest:
         noise = np.random.default_rng(7).integers(0, 255, (len(names), PAGE_BYTES), np.uint8)
         noise[:, :8] = names.view(np.uint8).reshape(-1, 8)
         noise = noise[which]
-        with create_store(self.place) as store, store.begin("guest") as new:
+        with create_store(self.location) as store, store.begin("guest") as new:
             area = new.area("ram", size_bytes=PAGES * PAGE_BYTES, chunk_bytes=PAGE_CHUNK_BYTES)
             area.put(numbers, noise.tobytes())
             return new.commit({}).id
@@ -146,7 +146,7 @@ class Guest:
 
     def damage(self) -> None:
         """Every pack of the store, in its middle."""
-        for pack in Path(self.place).rglob("packs/**/*"):
+        for pack in Path(self.location).rglob("packs/**/*"):
             if pack.is_file():
                 data = bytearray(pack.read_bytes())
                 for at in range(len(data) // 8, len(data) * 7 // 8, 997):
@@ -162,7 +162,7 @@ class Guest:
             time.sleep(0.02)
 
     async def paged(self) -> PagerProcess:
-        where = self.place, self.checkpoint, self.log, self.ram_file
+        where = self.location, self.checkpoint, self.log, self.ram_file
         pager = await PagerProcess.start(*where, noted=self.noted)
         await pager.opened()
         await pager.attach(self.qemu)
@@ -314,7 +314,7 @@ def test_a_pager_that_is_killed_is_followed_by_another(guest: Guest) -> None:
         pager._process.send_signal(signal.SIGKILL)
         await pager.ended()
         if not await is_whole(guest.host, guest.qemu):
-            # Nobody serves: whoever looks at a page that is missing waits, and reads no zeroes.
+            # No one serves: whoever looks at a page that is missing waits, and reads no zeroes.
             guest.ask("read", 4000)
             await asyncio.sleep(0.1)
             await see_to_pages(guest.host, guest.qemu)
@@ -353,7 +353,7 @@ def test_a_page_that_is_damaged_ends_the_guest_and_is_never_given(guest: Guest) 
 def test_a_guest_waits_while_its_store_does_not_answer(guest: Guest) -> None:
     async def go() -> None:
         pager = await guest.paged()
-        packs, away = Path(guest.place) / "packs", Path(guest.place) / "away"
+        packs, away = Path(guest.location) / "packs", Path(guest.location) / "away"
         packs.rename(away)
         packs.symlink_to("not-mounted")
         await pager.go(guest.host, guest.qemu.files)
@@ -377,14 +377,14 @@ def test_a_guest_waits_while_its_stores_disk_is_not_mounted(guest: Guest, folder
 
     async def go() -> None:
         pager = await guest.paged()
-        place = Path(guest.place) / folder
-        away = place.with_name("away")
-        place.rename(away)
-        place.mkdir()
+        location = Path(guest.location) / folder
+        away = location.with_name("away")
+        location.rename(away)
+        location.mkdir()
         await pager.go(guest.host, guest.qemu.files)
         await asyncio.to_thread(guest.wait_until_tried_again)
-        place.rmdir()
-        away.rename(place)
+        location.rmdir()
+        away.rename(location)
         assert await pager.ended() == 0
         assert guest.reads(*range(PAGES)) == guest.content.tolist()
 
@@ -399,7 +399,7 @@ def test_a_guest_waits_while_its_stores_connection_is_made_anew(
     words = f"echo $$ >{pid}", "for last; do :; done", f"exec {vmckpt} ${{last#vmckpt }}"
     ssh.write_text("\n".join(words))
     monkeypatch.setenv("VMCKPT_STORE_SSH", f"sh {ssh}")
-    guest.place = f"ssh://there{guest.place}"
+    guest.location = f"ssh://there{guest.location}"
 
     async def go() -> None:
         pager = await guest.paged()
@@ -415,8 +415,8 @@ def test_a_guest_waits_while_its_stores_connection_is_made_anew(
 def test_a_guest_that_ends_while_its_store_does_not_answer_ends_its_pager(guest: Guest) -> None:
     async def go() -> None:
         pager = await guest.paged()
-        (Path(guest.place) / "packs").rename(Path(guest.place) / "away")
-        (Path(guest.place) / "packs").symlink_to("not-mounted")
+        (Path(guest.location) / "packs").rename(Path(guest.location) / "away")
+        (Path(guest.location) / "packs").symlink_to("not-mounted")
         await pager.go(guest.host, guest.qemu.files)
         await asyncio.to_thread(guest.wait_until_tried_again)
         os.kill(guest.child.pid, signal.SIGKILL)
@@ -445,10 +445,10 @@ def test_a_pager_that_is_quicker_than_qemu_finds_the_directory_of_the_memory(
     disk = DiskFacts(str(tmp_path / "web.raw"), "raw", SIZE, read_only=False, area="disk-0")
     said = replace(facts("one"), spec=spec(tmp_path), disks=(disk,), macs=())
     make(tmp_path, said.to_json())
-    host, place = LocalHost("local", tmp_path, "127.0.0.1"), str(tmp_path / "checkpoints")
-    with open_store(place) as store:
+    host, location = LocalHost("local", tmp_path, "127.0.0.1"), str(tmp_path / "checkpoints")
+    with open_store(location) as store:
         point = store.find("one")
-    source = CheckpointSource(place, point.id, known=digest(point))
+    source = CheckpointSource(location, point.id, known=digest(point))
     found = list[tuple[Path, int]]()
 
     async def start(_place: str, _id: str, _log: Path, ram_file: Path, **_more: object) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.commands import vmckpt
-from tests.contract.test_stores import Places, places, server
+from tests.contract.test_stores import Places, locations, server
 from tests.guest_like import memory, require_same, save
 from tests.unit.test_checkpoint_tree import facts
 from tests.unit.test_guard_records import record
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, catalogue, to_json
-from vmckpt.checkpoint.catalogue.look import prune, remove
+from vmckpt.checkpoint.catalogue.maintain import prune, remove
 from vmckpt.checkpoint.catalogue.pinning import check_reason, pin, unpin
 from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.tree import lines, rows
@@ -43,13 +43,13 @@ from vmckpt.store.sealing.keys import from_environment
 from vmckpt.store.sealing.seal import Box
 from vmckpt.store.store import Store
 
-__all__ = ["places", "server"]
+__all__ = ["locations", "server"]
 VM = "web"
 
 
 @pytest.fixture
-def store(places: Places) -> Iterator[Store]:
-    with create_store(places("one"), from_environment()) as made:
+def store(locations: Places) -> Iterator[Store]:
+    with create_store(locations("one"), from_environment()) as made:
         yield made
 
 
@@ -59,7 +59,7 @@ def test_a_pinned_one_is_not_removed_and_its_file_stays_as_it_was(store: Store) 
     before = store.opened.backend.read(f"checkpoints/{made.id}")
     one = new_pin(made.id, "keep it", "me@here")
     store.pin(one)
-    with open_store(store.place, from_environment()) as elsewhere:
+    with open_store(store.location, from_environment()) as elsewhere:
         assert elsewhere.pins() == {made.id: (one,)}
         with pytest.raises(RefusedError, match="is pinned") as refused:
             elsewhere.remove([other.id, made.id])
@@ -81,14 +81,14 @@ def test_what_is_not_there_or_is_being_removed_is_not_pinned(store: Store) -> No
         store.pin(new_pin("0" * 32, "-", "-"))
     with (
         store.opened.backend.hold(f"checkpoint {made.id}", shared=False),
-        open_store(store.place, from_environment()) as other,
+        open_store(store.location, from_environment()) as other,
         pytest.raises(BusyError),
     ):
         other.pin(new_pin(made.id, "-", "-"))
     assert store.pins() == {}
 
 
-@pytest.mark.parametrize("places", ["directory"], indirect=True)
+@pytest.mark.parametrize("locations", ["directory"], indirect=True)
 def test_with_a_lost_lock_nothing_is_pinned_or_removed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,14 +106,14 @@ def test_with_a_lost_lock_nothing_is_pinned_or_removed(
     assert (store.pins(), store.ids()) == ({}, [made.id])
 
 
-def test_of_a_pin_and_a_removal_at_once_one_wins(places: Places) -> None:
-    with create_store(places("race"), from_environment()) as store:
+def test_of_a_pin_and_a_removal_at_once_one_wins(locations: Places) -> None:
+    with create_store(locations("race"), from_environment()) as store:
         for seed in range(4):
             made = save(store, memory(16, seed))
             told: list[str] = []
 
             def attempt(pins: bool, made_id: str = made.id, told: list[str] = told) -> None:
-                with open_store(store.place, from_environment()) as mine:
+                with open_store(store.location, from_environment()) as mine:
                     try:
                         mine.pin(new_pin(made_id, "-", "-")) if pins else mine.remove([made_id])
                         told.append("pinned" if pins else "removed")
@@ -152,12 +152,12 @@ def test_a_killed_writers_pins_are_collected(store: Store) -> None:
 
 
 def test_copies_have_what_operators_pinned_and_guards_did_not(
-    store: Store, places: Places, tmp_path: Path
+    store: Store, locations: Places, tmp_path: Path
 ) -> None:
     made = save(store, memory(64, 1))
     store.pin(new_pin(made.id, "by hand", "me@here"))
     store.pin(new_pin(made.id, "rollback", "me@here", "20250101-000000-abcd"))
-    with create_store(places("two"), from_environment()) as second:
+    with create_store(locations("two"), from_environment()) as second:
         copy_checkpoints(store, second, [made])
         assert [pin.reason for pin in second.pins()[made.id]] == ["by hand"]
     file = tmp_path / "file"
@@ -165,7 +165,7 @@ def test_copies_have_what_operators_pinned_and_guards_did_not(
         copy_checkpoints(store, archive, [made])
     with (
         open_store(str(file), from_environment()) as archive,
-        create_store(places("three"), from_environment()) as third,
+        create_store(locations("three"), from_environment()) as third,
     ):
         copy_checkpoints(archive, third, [made])
         assert [pin.reason for pin in third.pins()[made.id]] == ["by hand"]
@@ -321,7 +321,7 @@ def test_a_pin_is_in_all_stores_of_its_checkpoint_or_in_none(
     real = Store.pin
 
     def fails_second(store: Store, one: object) -> None:
-        written.append(store.place)
+        written.append(store.location)
         if len(written) > 1:
             raise StorageError("cannot write", why="no space", remedy="-")
         real(store, one)  # type: ignore[arg-type]
@@ -330,12 +330,12 @@ def test_a_pin_is_in_all_stores_of_its_checkpoint_or_in_none(
         here = (await catalogue(all_hosts(), None)).find("one")
         there = (await catalogue(all_hosts(), str(other))).find("one")
         with pytest.raises(StorageError):
-            await pin(replace(here, places=(*here.places, *there.places)), "-")
+            await pin(replace(here, locations=(*here.locations, *there.locations)), "-")
 
     monkeypatch.setattr(Store, "pin", fails_second)
     asyncio.run(tried())
-    for place in (str(state / "checkpoints"), str(other)):
-        with open_store(place) as store:
+    for location in (str(state / "checkpoints"), str(other)):
+        with open_store(location) as store:
             assert store.opened.backend.names(PINS) == {}
 
 
@@ -352,7 +352,7 @@ PINS_SAY: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("places", ["directory"], indirect=True)
+@pytest.mark.parametrize("locations", ["directory"], indirect=True)
 @pytest.mark.parametrize("text", [*map(json.dumps, PINS_SAY), "[" * 100_000, "9" * 5000])
 def test_hostile_pins_hold_and_end_no_list(store: Store, text: str) -> None:
     """A client that only adds may write any."""

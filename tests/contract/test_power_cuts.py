@@ -23,11 +23,11 @@ from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.migrate.outcome.ends import End
 from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal, newest
 from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
-from vmckpt.migrate.steps.handover import settle_on_target
+from vmckpt.migrate.steps.handover import settle_on_destination
 from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.create import create_image
-from vmckpt.vm.inventory import Vm, look_all, read_vm
+from vmckpt.vm.inventory import Vm, inspect_all, read_vm
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -129,7 +129,7 @@ def test_a_handover_leaves_a_home_on_one_host_or_on_both(root: Path, tmp_path: P
     async def hand_over() -> None:
         await target.make_dir(arrived.directory.path)
         await target.write_text(arrived.directory.spec, SPEC)
-        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+        await settle_on_destination(End(target, arrived.qemu.files), arrived.qemu, source)
 
     for when, state in cuts(root, hand_over, tmp_path):
         homes = [asyncio.run(read_vm(a_host(state / name, name), "web")) for name in ("a", "b")]
@@ -243,11 +243,11 @@ def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
     broken.path.mkdir()
     broken.spec.write_text(SPEC.replace("web", "broken"))
     broken.current.touch()
-    answers = asyncio.run(look_all([host]))
+    answers = asyncio.run(inspect_all([host]))
     assert [look.vm.name for look in answers.given] == ["web"]
     assert [type(exc) for exc in answers.silent] == [StorageError]
     assert str(broken.current) in answers.silent[0].what
-    assert answers.unheard == ()
+    assert answers.unanswered == ()
 
 
 # Of images only their names matter here; what they hold is QEMU's to sync.
@@ -262,7 +262,7 @@ def with_qemu_img(host: LocalHost, tmp_path: Path) -> LocalHost:
 
 
 def test_a_new_vm_has_its_disk(root: Path, tmp_path: Path) -> None:
-    """A guest that flushes its first writes must find them, not a disk that is made anew."""
+    """A guest that flushes its first writes must find them, not a disk that is made again."""
     host = with_qemu_img(a_host(root), tmp_path)
     image = root / "images/web.raw"
 
@@ -296,7 +296,7 @@ def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
             os.fsync(file.fileno())
         await target.make_dir(arrived.directory.path)
         await target.write_text(arrived.directory.spec, SPEC)
-        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+        await settle_on_destination(End(target, arrived.qemu.files), arrived.qemu, source)
         await hand_over_files(source, target, "r1", kept, lambda _: None)
 
     for when, state in cuts(root, move, tmp_path):

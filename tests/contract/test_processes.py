@@ -119,7 +119,7 @@ def test_a_zombie_has_ended() -> None:
         assert running is not None
         child.kill()
         eventually(lambda: process.identify(child.pid) is None)
-        # Nobody has reaped it: the pid is still there.
+        # No one has reaped it: the pid is still there.
         assert Path(f"/proc/{child.pid}").exists()
         assert not process.is_alive(running)
         assert process.kill(running)
@@ -222,7 +222,7 @@ def test_a_released_switch_does_nothing(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "released\n"
         assert child.wait() == 0
-        # The watcher has been waited for: nothing can come any more.
+        # The watcher has been waited for: nothing can come any longer.
         assert not done.exists()
 
 

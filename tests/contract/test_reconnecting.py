@@ -42,7 +42,7 @@ def test_a_lost_connection_is_ended_before_there_is_another(tmp_path: Path, whic
         ask = getattr(end, which)
         first = await ask()
         servers[0].hang_up()
-        while first.is_open:  # noqa: ASYNC110 - nobody tells of it
+        while first.is_open:  # noqa: ASYNC110 - no one tells of it
             await asyncio.sleep(0.001)
         second = await ask()
         assert second is not first

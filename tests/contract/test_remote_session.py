@@ -53,7 +53,7 @@ async def until(true: Callable[[], object], what: str) -> None:
 
 
 def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> None:
-    """Over two pipes, as sshd has them, and both closed: its answer finds nobody."""
+    """Over two pipes, as sshd has them, and both closed: its answer finds no one."""
     pipe = subprocess.PIPE
     far = subprocess.Popen(SERVE, stdin=pipe, stdout=pipe, stderr=pipe)
     assert far.stdin is not None
@@ -65,7 +65,7 @@ def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> N
         far.stdin.flush()
         assert far.stdout.read(1)
         far.stdout.close()
-        # The pipe that nobody reads any more is noticed first.
+        # The pipe that no one reads any longer is noticed first.
         time.sleep(0.2)
         far.stdin.close()
         assert far.stderr.read() == b""
@@ -380,7 +380,7 @@ def test_a_stream_that_is_no_longer_wanted_when_it_is_there_is_closed(tmp_path: 
 
 
 def stand_still_until(true: Callable[[], object], what: str) -> None:
-    """Nobody here takes the answer before it is too late to cancel the question."""
+    """No one here takes the answer before it is too late to cancel the question."""
     deadline = time.monotonic() + 20
     while not true():
         assert time.monotonic() < deadline, what

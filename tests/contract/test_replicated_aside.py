@@ -1,4 +1,4 @@
-"""What stands aside of shared disks: who has the term alone writes it there, and nobody else."""
+"""What stands aside of shared disks: who has the term alone writes it there, and no one else."""
 
 import asyncio
 import os
@@ -28,9 +28,9 @@ from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.operator.folding import fold_there
+from vmckpt.replicate.disks.overlays import commit_overlays
+from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
 from vmckpt.vm.argv import Platform
@@ -57,7 +57,7 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
     qemu = str(tmp_path / "bin/qemu")
     a, b = (LocalHost(name, tmp_path / name, "127.0.0.1", qemu) for name in ("a", "b"))
     directory = vm_dir(a.state_dir, "web")
-    directory.aside.mkdir(parents=True)
+    directory.overlays.mkdir(parents=True)
     directory.spec.write_text(SPEC)
     went = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
     directory.current.write_text(went.to_json())
@@ -66,8 +66,8 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
         options=ReplicationOptions(str(tmp_path / "leases"), disks=SHARED), one_machine=True,
         qemu_id="old", disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
     )  # fmt: skip
-    directory.aside_request.write_text(REQUEST.encode(request))
-    (directory.aside / "disk0.qcow2").touch()
+    directory.overlays_request.write_text(REQUEST.encode(request))
+    (directory.overlays / "disk0.qcow2").touch()
     for host in (a, b):
         (host.state_dir / "images").mkdir(parents=True)
         for name in ("web", "more"):
@@ -98,14 +98,14 @@ def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
     recorded(tmp_path)
     (tmp_path / "broken").touch()
     with pytest.raises(OperationFailedError, match="could not be committed"):
-        asyncio.run(fold(home(tmp_path).aside))
-    assert home(tmp_path).aside.exists()
+        asyncio.run(commit_overlays(home(tmp_path).overlays))
+    assert home(tmp_path).overlays.exists()
     (tmp_path / "broken").unlink()
-    asyncio.run(fold(home(tmp_path).aside))
+    asyncio.run(commit_overlays(home(tmp_path).overlays))
     # Of the second disk there was nothing yet.
-    layer = home(tmp_path).aside / "disk0.qcow2"
+    layer = home(tmp_path).overlays / "disk0.qcow2"
     assert said(tmp_path) == [f"commit -q -f qcow2 {layer}"] * 2
-    assert not home(tmp_path).aside.exists()
+    assert not home(tmp_path).overlays.exists()
     assert hosts[0].state_dir.exists()
 
 
@@ -115,7 +115,7 @@ def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
 ) -> None:
     """It says itself which file it is written to: as root that would be any of the host's."""
     recorded(tmp_path)
-    layer = home(tmp_path).aside / "disk0.qcow2"
+    layer = home(tmp_path).overlays / "disk0.qcow2"
     os.chown(layer, 2_000_000_007, 2_000_000_007)
     program = Path(hosts[0].qemu).with_name("qemu-img")
     program.write_text(f"#!/bin/sh\nid -u >>{tmp_path}/said\n")
@@ -125,7 +125,7 @@ def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
         if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_IXOTH:
             path.chmod(path.stat().st_mode | stat.S_IXOTH)
     assert hosts[0].vm_uids is None
-    asyncio.run(fold(home(tmp_path).aside))
+    asyncio.run(commit_overlays(home(tmp_path).overlays))
     assert said(tmp_path) == ["2000000007"]
 
 
@@ -136,12 +136,12 @@ def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
 def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str, in_sync: str | None
 ) -> None:
-    """An old primary that comes back would write what nobody has seen over what everybody has."""
+    """An old primary that comes back would write what no one has seen over what everybody has."""
     recorded(tmp_path, holder, in_sync)
     with pytest.raises(RefusedError, match="must not be written to its disks"):
-        asyncio.run(fold(home(tmp_path).aside))
+        asyncio.run(commit_overlays(home(tmp_path).overlays))
     assert said(tmp_path) == []
-    assert home(tmp_path).aside.exists()
+    assert home(tmp_path).overlays.exists()
     assert hosts[1].name == "b"
 
 
@@ -149,15 +149,15 @@ def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
 def test_an_arbiter_that_is_gone_or_forgot_holds_nothing_up_that_it_was_told_before(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_broken: bool
 ) -> None:
-    """The VM ran unprotected, and could not be protected, stopped or moved any more."""
+    """The VM ran unprotected, and could not be protected, stopped or moved any longer."""
     if is_broken:
         (tmp_path / "leases").write_text("no directory")
     home(tmp_path).claim.touch()
     with pytest.raises(OperationFailedError, match="not yet on its shared disks"):
-        asyncio.run(fold_there("web", hosts))
+        asyncio.run(commit_overlays_on("web", hosts))
     home(tmp_path).claim.unlink()
-    assert asyncio.run(fold_there("web", hosts))
-    assert not home(tmp_path).aside.exists()
+    assert asyncio.run(commit_overlays_on("web", hosts))
+    assert not home(tmp_path).overlays.exists()
 
 
 def term(tmp_path: Path) -> LeaseRecord:
@@ -188,13 +188,13 @@ def test_what_its_standby_will_never_take_or_has_given_up_is_taken_back(
     recorded(tmp_path, holder, in_sync, released=released)
     (tmp_path / "broken").touch()
     with pytest.raises(OperationFailedError, match="could not be committed"):
-        asyncio.run(fold_there("web", hosts))
+        asyncio.run(commit_overlays_on("web", hosts))
     now = term(tmp_path)
     assert (now.term, now.holder, now.in_sync) == (2, "a/1/fold", None)
     (tmp_path / "broken").unlink()
-    assert asyncio.run(fold_there("web", hosts))
+    assert asyncio.run(commit_overlays_on("web", hosts))
     assert term(tmp_path) == now
-    assert not home(tmp_path).aside.exists()
+    assert not home(tmp_path).overlays.exists()
 
 
 def test_another_runs_standby_that_gave_its_term_up_had_the_guest_before(
@@ -202,7 +202,7 @@ def test_another_runs_standby_that_gave_its_term_up_had_the_guest_before(
 ) -> None:
     recorded(tmp_path, "b/12", released=True)
     with pytest.raises(RefusedError, match="must not be written to its disks"):
-        asyncio.run(fold(home(tmp_path).aside))
+        asyncio.run(commit_overlays(home(tmp_path).overlays))
     assert said(tmp_path) == []
     assert hosts[0].name == "a"
 
@@ -211,10 +211,10 @@ def test_a_layer_that_its_disk_is_ahead_of_is_not_folded(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
     recorded(tmp_path)
-    aside = home(tmp_path).aside
+    aside = home(tmp_path).overlays
     (aside / "disk0.qcow2").rename(aside / "disk0.folded")
     (aside / "disk1.qcow2").touch()
-    assert asyncio.run(fold_there("web", hosts))
+    assert asyncio.run(commit_overlays_on("web", hosts))
     assert said(tmp_path) == [f"commit -q -f qcow2 {aside / 'disk1.qcow2'}"]
     assert not aside.exists()
 
@@ -239,15 +239,15 @@ def test_nothing_is_folded_while_the_standby_may_write(
     a, b = hosts
     silent = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence("find_processes"))
     with a_standby(b), pytest.raises(RefusedError, match="may still write"):
-        asyncio.run(fold_there("web", hosts))
+        asyncio.run(commit_overlays_on("web", hosts))
     with pytest.raises(HostDownError) as down:
-        asyncio.run(fold_there("web", [a, silent]))
+        asyncio.run(commit_overlays_on("web", [a, silent]))
     assert "--standby-is-dead" in down.value.remedy
     with pytest.raises(NotFoundError):
-        asyncio.run(fold_there("web", [a]))
+        asyncio.run(commit_overlays_on("web", [a]))
     assert said(tmp_path) == []
-    assert asyncio.run(fold_there("web", [a, silent], standby_is_dead=True))
-    assert not asyncio.run(fold_there("web", hosts))
+    assert asyncio.run(commit_overlays_on("web", [a, silent], standby_is_dead=True))
+    assert not asyncio.run(commit_overlays_on("web", hosts))
 
 
 def test_what_a_dead_service_wrote_is_on_the_storage_before_anything_is_folded(
@@ -259,15 +259,15 @@ def test_what_a_dead_service_wrote_is_on_the_storage_before_anything_is_folded(
     more = b.state_dir / "images/more.raw"
     more.rename(tmp_path / "gone")
     with pytest.raises(RefusedError, match="may still write") as refused:
-        asyncio.run(fold_there("web", hosts))
+        asyncio.run(commit_overlays_on("web", hosts))
     assert str(more) in refused.value.why
     assert "--standby-is-dead" in refused.value.remedy
     hangs = FaultyHost("b", b.state_dir, "127.0.0.1", faults=silence("run"))
     with pytest.raises(HostDownError, match="may still write"):
-        asyncio.run(fold_there("web", [a, hangs]))
+        asyncio.run(commit_overlays_on("web", [a, hangs]))
     assert said(tmp_path) == []
     (tmp_path / "gone").rename(more)
-    assert asyncio.run(fold_there("web", hosts))
+    assert asyncio.run(commit_overlays_on("web", hosts))
 
 
 def test_a_stop_needs_no_word_of_a_standby_that_is_said_to_be_dead(
@@ -311,10 +311,10 @@ def test_a_vm_is_left_alone_while_something_stands_aside(
         asyncio.run(read_again(vm))
     assert busy.value.remedy.endswith("vmckpt replicate stop web")
     recorded(tmp_path)
-    asyncio.run(fold(directory.aside))
+    asyncio.run(commit_overlays(directory.overlays))
     assert asyncio.run(read_again(vm)).name == "web"
     # A directory whose word was removed, or never written, is what a killed command left.
-    directory.aside.mkdir()
+    directory.overlays.mkdir()
     assert asyncio.run(read_again(vm)).name == "web"
     with pytest.raises(NotFoundError):
         asyncio.run(stop("web", hosts))
@@ -325,11 +325,11 @@ def test_for_whom_it_stands_aside_is_not_guessed(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, text: str
 ) -> None:
     recorded(tmp_path)
-    home(tmp_path).aside_request.write_text(text)
-    for ask in (stop("web", hosts), fold(home(tmp_path).aside)):
+    home(tmp_path).overlays_request.write_text(text)
+    for ask in (stop("web", hosts), commit_overlays(home(tmp_path).overlays)):
         with pytest.raises(OperationFailedError, match="unknown to which replication"):
             asyncio.run(ask)
-    assert home(tmp_path).aside.exists()
+    assert home(tmp_path).overlays.exists()
 
 
 def checked(tmp_path: Path, disk: str) -> list[Finding]:

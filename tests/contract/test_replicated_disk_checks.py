@@ -1,4 +1,4 @@
-"""Which disks can go along with a replica: every refusal has its reason and what would mend it."""
+"""Which disks can go along with a replica: every refusal has its reason and its remedy."""
 
 import asyncio
 from pathlib import Path

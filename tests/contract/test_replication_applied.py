@@ -165,7 +165,7 @@ def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
         deciding = asyncio.ensure_future(taking.settled(receiving))
         await asyncio.sleep(1.0)  # by then the lease is over
         assert not deciding.done()
-        assert not standby.has_asked
+        assert not standby.has_requested
         replica.is_applying = False
         async with asyncio.timeout(20):
             assert await deciding is StandbyMove.PROMOTE

@@ -305,7 +305,7 @@ def test_who_was_a_standby_once_is_not_asked_for_the_one_of_now(tmp_path: Path, 
 
 
 def test_where_only_a_standby_of_once_is_known_nobody_is_asked(tmp_path: Path) -> None:
-    """Its last word, that it has the guest, is not true any more: that has moved on since."""
+    """Its last word, that it has the guest, is not true any longer: that has moved on since."""
     scripted = Scripted(tmp_path)
     of_then = {"primary": "a", "standby": "b", "run": "1", "qemu_id": "0", "primary_qemu_id": "9"}
     scripted.has_ended("b", role="standby", state="promoted", **of_then)

@@ -1,6 +1,6 @@
 """A former primary's home is never started while the arbiter says that another host has the guest.
 
-Every test here began with a second guest, or with a VM that could not be started any more.
+Every test here began with a second guest, or with a VM that could not be started any longer.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.contract.test_replication_leftovers import home, record, requested, stands
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.cli.main import command_line
 from vmckpt.cli.nouns.checkpoint import restore as command
 from vmckpt.drivers.direct import DirectVm

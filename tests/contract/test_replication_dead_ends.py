@@ -243,7 +243,7 @@ def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -
 def test_of_two_homes_the_one_that_lost_its_term_goes_whatever_became_of_the_other(
     hosts: Hosts, tmp_path: Path, *, has_said_so: bool
 ) -> None:
-    """That was started anew, and did not say any more which one it had replaced.
+    """That was started again, and did not say any longer which one it had replaced.
 
     Or it had said so, of another QEMU.
     """
@@ -292,13 +292,13 @@ def test_a_vm_that_was_started_anew_meanwhile_is_not_protected_under_its_old_nam
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_qemu_that_its_guard_held_is_let_go_when_the_guard_is_dead(*, is_killed: bool) -> None:
-    """The guest stood still for good: nothing else sends SIGCONT."""
+    """The guest was paused for good: nothing else sends SIGCONT."""
     service: Any = Protection.__new__(Protection)
     service._keeper = SimpleNamespace(must_stop=lambda: False, has_guard=not is_killed)
     with subprocess.Popen(["sleep", "60"]) as qemu:
         try:
             with open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-                service._grip = SimpleNamespace(pidfd=pidfd)
+                service._handles = SimpleNamespace(pidfd=pidfd)
                 _hold(qemu)
                 asyncio.run(_for_a_moment(service._stop_without_right()))
             assert (_state(qemu.pid) == "T") is not is_killed
@@ -307,7 +307,7 @@ def test_a_qemu_that_its_guard_held_is_let_go_when_the_guard_is_dead(*, is_kille
 
 
 def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
-    """The guard had died while the guest stood still: nothing renewed the lease it waited for."""
+    """The guard had died while the guest was paused: nothing renewed the lease it waited for."""
     service: Any = Protection.__new__(Protection)
     service._keeper = SimpleNamespace(replaced=asyncio.Event())
 
@@ -316,7 +316,7 @@ def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
         return resume_guest
 
     service._epochs = SimpleNamespace(one=none, stands_still="")
-    service._replica, service._asked = "b/1", ProtectionEnding.YOURS
+    service._replica, service._requested = "b/1", ProtectionEnding.YOURS
 
     async def main() -> None:
         async with asyncio.timeout(5):
@@ -356,16 +356,16 @@ def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
     monkeypatch.setattr(commands, "query_status", status)
     monkeypatch.setattr(protection, "RETRY_S", 0.001)
     service._keeper = SimpleNamespace(free=lambda: None)
-    intake = SimpleNamespace(let_go=lambda: None)
-    service._grip = SimpleNamespace(
-        mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(let_go=done),
+    intake = SimpleNamespace(drop=lambda: None)
+    service._handles = SimpleNamespace(
+        mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(release_all=done),
         capture=SimpleNamespace(resume=resume),
     )  # fmt: skip
     service._monitor, service._qemu_lives = None, lambda: True
 
     async def main() -> None:
         async with asyncio.timeout(5):
-            await service._let_go()
+            await service._release_guest()
 
     asyncio.run(main())
     assert did[0] == "output"
@@ -377,7 +377,7 @@ def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
     [
         (True, "the connection has ended", 60.0, True),
         (False, "the connection has ended", 0.0, False),
-        # Its host has lost its power: nobody says so.
+        # Its host has lost its power: no one says so.
         (False, "", 3.0, False),
         (False, "", 0.0, True),
     ],
@@ -424,7 +424,7 @@ def test_a_qemu_that_answers_nothing_is_not_ended_for_a_standby_that_is_lost(
         itself = identify(qemu.pid)
         host = LocalHost("a", Path("/nowhere"), "127.0.0.1")
         vm = SimpleNamespace(qemu=SimpleNamespace(process=itself), host=host)
-        one._vm, one._grip = vm, SimpleNamespace(pidfd=pidfd)
+        one._vm, one._handles = vm, SimpleNamespace(pidfd=pidfd)
         if silent_s and is_open:
             with pytest.raises(StandbyLostError):
                 asyncio.run(one._qemu_gone(is_off=False))
@@ -596,7 +596,7 @@ def test_a_home_that_took_over_has_a_term_of_its_own_before_it_has_nothing_to_as
         asyncio.run(require_decided(vm))
     asyncio.run(_require_new(vm, third))
     assert not files.path.exists()
-    # The older home is not given the term any more.
+    # The older home is not given the term any longer.
     older = ServiceFiles.of(hosts[0], "web")
     with pytest.raises(RefusedError, match="not a's to take back"):
         asyncio.run(recover(older.path, at_any_rate=True, standby_is_dead=True))

@@ -221,7 +221,7 @@ class Operator:
             case "failover":
                 await failover("web", hosts)
             case "keep":
-                seen = await keeping._look("web", hosts, None)
+                seen = await keeping._inspect("web", hosts, None)
                 assert not (seen.vm and self.started)
             case _:
                 await self._do_with(word, await self._found())
@@ -261,8 +261,8 @@ class Operator:
 def cases() -> Iterator[Any]:
     """Each ending with each command; of most all but one are long."""
     for number, (name, case) in enumerate(CASES.items()):
-        for place, command in enumerate(COMMANDS):
-            is_long = place != number % len(COMMANDS)
+        for location, command in enumerate(COMMANDS):
+            is_long = location != number % len(COMMANDS)
             marks = [pytest.mark.long] if is_long else []
             yield pytest.param(case, command, id=f"{name}, {command}", marks=marks)
 

@@ -586,7 +586,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
     replica: Any = SimpleNamespace(complete=True, is_applying=False)
     gone: Any = SimpleNamespace(
         heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
-        second=SimpleNamespace(told=lambda _: "a is silent"),
+        second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
     )  # fmt: skip
 
     async def main() -> None:
@@ -597,7 +597,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
         receiving.set_result("lost")
         assert await taking.settled(receiving) is StandbyMove.STAND_DOWN
         assert taking.why.endswith("the QEMU that waited here has ended")
-        assert not standby.has_asked
+        assert not standby.has_requested
         await primary.renew()
 
     asyncio.run(main())
@@ -624,7 +624,7 @@ def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() 
 
 def protection_of(pid: int, pidfd: int) -> Any:
     held: Any = Protection.__new__(Protection)
-    held._grip = SimpleNamespace(pidfd=pidfd)
+    held._handles = SimpleNamespace(pidfd=pidfd)
     held._vm = SimpleNamespace(qemu=SimpleNamespace(process=SimpleNamespace(pid=pid)))
     return held
 

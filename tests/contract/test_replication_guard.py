@@ -99,7 +99,7 @@ def test_a_qemu_that_is_held_is_let_go_when_no_term_is_needed_any_more(tmp_path:
         await keeper.take(None)
         assert await keeper.in_sync("b/1")
         assert math.isfinite(float(told[-1]))
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
 
     asyncio.run(main())
     assert told[-1] == "inf"
@@ -135,7 +135,7 @@ def test_the_service_stops_the_guest_too_when_its_lease_has_ended(
     watching: Any = Protection.__new__(Protection)
     watching._keeper, watching._monitor = right, None
     with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-        watching._grip = SimpleNamespace(pidfd=pidfd)
+        watching._handles = SimpleNamespace(pidfd=pidfd)
 
         async def main() -> None:
             task = asyncio.ensure_future(watching._stop_without_right())

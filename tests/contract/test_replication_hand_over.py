@@ -33,8 +33,8 @@ class Lossy(FileStore):
 
     lost, is_stuck = 0, False
 
-    def __init__(self, place: Path) -> None:
-        super().__init__(place)
+    def __init__(self, location: Path) -> None:
+        super().__init__(location)
         self.stuck = asyncio.Event()
 
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
@@ -213,7 +213,7 @@ def test_an_arbiter_that_is_gone_for_good_is_waited_for_until_the_operator_knows
         assert not taking.done()
         assert float(told[-1]) == 0
         assert "the arbiter is down" in keeper.arbiter_fails
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
         async with asyncio.timeout(5):
             assert await taking
             assert await keeper.solo()
@@ -225,24 +225,24 @@ def test_an_arbiter_that_is_gone_for_good_is_waited_for_until_the_operator_knows
 
 def test_an_arbiter_that_was_put_back_grants_nothing_back(tmp_path: Path) -> None:
     """It has a record of ours again, from before the term was given up; the standby runs on."""
-    place, older = tmp_path / "leases", tmp_path / "older"
-    store, told = FileStore(place), list[str]()
+    location, older = tmp_path / "leases", tmp_path / "older"
+    store, told = FileStore(location), list[str]()
 
     async def main() -> None:
         keeper, standby = primary_of(store, told), standby_of(store)
         await keeper.take(None)
         assert await keeper.in_sync("b/1")
-        copytree(place, older)
+        copytree(location, older)
         await keeper.hand_over()
         await standby.take()
-        rmtree(place)
-        older.rename(place)
+        rmtree(location)
+        older.rename(location)
         back = asyncio.ensure_future(keeper.take_back(is_standbys))
         await asyncio.wait({back}, timeout=1.5)  # longer than the lease
         assert not back.done()
         assert float(told[-1]) == 0
         assert "has forgotten" in keeper.arbiter_fails
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
         assert await back
 
     asyncio.run(main())

@@ -210,10 +210,10 @@ def test_a_home_is_kept_of_a_guest_that_the_standby_could_not_go_on_with(
 
 
 class LosesAnAnswer(FileStore):
-    """Of one change nobody is told whether it was made."""
+    """Of one change no one is told whether it was made."""
 
-    def __init__(self, place: Path, number: int, *, made: bool) -> None:
-        super().__init__(place)
+    def __init__(self, location: Path, number: int, *, made: bool) -> None:
+        super().__init__(location)
         self._left, self._made = number, made
 
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
@@ -560,7 +560,7 @@ def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_
 def test_a_beginning_that_is_undone_leaves_what_tells_that_its_standby_took_over(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
-    """The primary died when both were in sync: of two homes nobody knew which was stale."""
+    """The primary died when both were in sync: of two homes no one knew which was stale."""
     files = requested(hosts, tmp_path)
     home(hosts[1], "new", Replaced("a", "old"))
     theirs = ServiceFiles.of(hosts[1], "web")
@@ -800,7 +800,7 @@ def test_a_guest_that_was_left_to_a_standby_of_which_nothing_is_left_is_no_dead_
             asyncio.run(require_decided(vm))
     asyncio.run(stop("web", [a, b], standby_is_dead=is_silent))
     asyncio.run(require_decided(vm))
-    asyncio.run(primary._entitled(request, vm))  # it may be protected anew
+    asyncio.run(primary._entitled(request, vm))  # it may be protected again
 
 
 def test_a_replica_that_was_ended_without_the_arbiter_keeps_no_vm_from_protection(

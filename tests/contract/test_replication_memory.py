@@ -70,7 +70,7 @@ ZEROES = bytes(COPY_BYTES)
 def sized(
     name: str, path: Path, free_bytes: int, how: PageTracking = PageTracking.PROTECTION
 ) -> FaultyHost:
-    """Another machine, with so much memory that nobody has yet."""
+    """Another machine, with so much memory that no one has yet."""
     faults = (
         Fault("available_memory_bytes", answers=free_bytes),
         Fault("memory_room", answers=FreeMemory(0, 0, is_given=False)),
@@ -148,7 +148,9 @@ from vmckpt.hosts.processes import promises
 from vmckpt.hosts.host import Promise
 record = Path(sys.argv[1])
 asked = Promise(record, 60 << 20, None, is_private=True, holder="")
-found = promises.promise(asked, lambda: 100 << 20, overcommit=False, place=record.parent.parent)
+found = promises.promise(
+    asked, lambda: 100 << 20, overcommit=False, records_dir=record.parent.parent
+)
 print(found.is_given, flush=True)
 taken = bytearray(40 << 20) if sys.argv[2] == "takes" else b""
 input()
@@ -364,13 +366,13 @@ def epochs_of(dirty: Sequence[int], ram_bytes: int, tmp_path: Path) -> tuple[Epo
     sent = Sent()
     mirrors = SimpleNamespace(intake=Intake({}), end_epoch=lambda: None)
     monitor: Any = None
-    grip: Any = SimpleNamespace(
+    handles: Any = SimpleNamespace(
         vm=vm, monitor=monitor, capture=Guest(iter(dirty)), output=HeldOutput(monitor, []),
         pidfd=-1, mirrors=mirrors,
     )  # fmt: skip
     keeper: Any = SimpleNamespace(is_silent=lambda: False, may_run=lambda: True)
     stream: Any = sent
-    return Epochs(grip, stream, keeper, ReplicationOptions("/leases", epoch_s=3600.0)), sent
+    return Epochs(handles, stream, keeper, ReplicationOptions("/leases", epoch_s=3600.0)), sent
 
 
 def captured(epochs: Epochs) -> None:

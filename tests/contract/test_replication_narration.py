@@ -10,7 +10,7 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.replicate.narration import (
-    LOOK_S,
+    CHECK_S,
     MOST_BYTES,
     events_file,
     narrated,
@@ -29,10 +29,10 @@ def test_each_change_is_told_once_and_the_last_one_too(tmp_path: Path) -> None:
     async def main() -> list[dict[str, Any]]:
         nonlocal said
         async with narrated(lambda: said, host):
-            await asyncio.sleep(3 * LOOK_S)
+            await asyncio.sleep(3 * CHECK_S)
             said = replace(said, state="protected", pause_p50_ms=2.0)
             while len(await read_events("web", [host])) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
             said = replace(said, state="ended", why="alone")
         return await read_events("web", [host])
 
@@ -57,7 +57,7 @@ def test_a_path_that_is_lost_is_told_and_that_it_is_there_again(tmp_path: Path) 
 
         async with narrated(status, host):
             while len(seen) < len(states):  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
         return await read_events("web", [host])
 
     told = [event["paths"]["second"] for event in asyncio.run(main())]

@@ -65,7 +65,7 @@ async def both(token: str = "one") -> AsyncIterator[tuple[SecondPath, SecondPath
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - nobody tells
+        while not true():  # noqa: ASYNC110 - no one tells
             await asyncio.sleep(0.005)
 
 
@@ -82,7 +82,7 @@ def test_both_sides_hear_one_another_and_a_lost_path_is_silent_for_both() -> Non
             await until(are(primary, standby, HEARD, HEARD))
             standby.close()
             await until(lambda: primary.state() == SILENT)
-            assert "no heartbeats of b arrive at 127.0.0.2" in primary.told(boottime_s())
+            assert "no heartbeats of b arrive at 127.0.0.2" in primary.diagnosis(boottime_s())
 
     asyncio.run(main())
 
@@ -128,9 +128,9 @@ def test_a_path_that_is_cut_both_ways_and_mended_never_looks_one_way(
             now_s += 0.01
             is_cut = 60 <= step < 130
             if step % 5 == 0 and not is_cut:  # it says more often what it has than it gets more
-                path.datagram_received(theirs.say(), None)
+                path.datagram_received(theirs.next_datagram(), None)
             if step % 20 == 10 and not is_cut:
-                theirs.hear(ours.say(), now_s)
+                theirs.receive(ours.next_datagram(), now_s)
             states.append(path.state())
         path.close()
 
@@ -165,7 +165,7 @@ def test_hosts_with_one_address_have_one_path_and_it_is_said(
         async with second_path(request(first, second), Sender.PRIMARY, "one") as path:
             path.begin(1)
             assert (path.port, path.state(), path.lacks) == (None, NONE, lacks)
-            assert lacks in path.told(boottime_s())
+            assert lacks in path.diagnosis(boottime_s())
 
     asyncio.run(main())
 
@@ -217,7 +217,7 @@ def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
             primary.begin(standby.port)
             await until(are(primary, standby, HEARD, HEARD))
             lost_s = boottime_s()
-            await until(lambda: "only the connection is lost" in primary.told(lost_s))
+            await until(lambda: "only the connection is lost" in primary.diagnosis(lost_s))
             told = primary.added_to(STATUS, FIRST, lost_s - 1.0, is_lost=False)
             assert told.paths == {"replication": SILENT, "second": HEARD}
             assert told.path_addresses is not None
@@ -237,9 +237,9 @@ def test_who_was_heard_just_before_the_connection_ended_is_not_told_to_be_silent
     monkeypatch.setattr(paths, "HEARTBEAT_S", 60.0)
     hearing: Any = SimpleNamespace(heard_s=boottime_s() - 1.0)
     path = SecondPath(hearing, "b", "127.0.0.2", "127.0.0.3")
-    assert "b was heard at 127.0.0.2 until a moment ago" in path.told(boottime_s())
+    assert "b was heard at 127.0.0.2 until a moment ago" in path.diagnosis(boottime_s())
     hearing.heard_s -= 1000.0
-    assert "no heartbeats of b arrive" in path.told(boottime_s())
+    assert "no heartbeats of b arrive" in path.diagnosis(boottime_s())
 
 
 @pytest.mark.parametrize("over_second", [True, False])
@@ -255,7 +255,7 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
         heard_s=long_ago_s, epoch_s=long_ago_s, term=1, why="it was closed",
         hello=SimpleNamespace(machine="another", emitters=()),
         heard_by_path_s=lambda: (long_ago_s, *([boottime_s()] if over_second else [])),
-        second=SimpleNamespace(told=lambda _: "a lives"),
+        second=SimpleNamespace(diagnosis=lambda _: "a lives"),
     )  # fmt: skip
     options: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)), one_machine=False)
 

@@ -74,7 +74,7 @@ def silent_primary(
         hello = SimpleNamespace(machine=this_machine(), emitters=(emitter,))
         gone: Any = SimpleNamespace(
             heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
-            second=SimpleNamespace(told=lambda _: "a is silent"),
+            second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
         )  # fmt: skip
         taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -160,8 +160,8 @@ class Arbiter(FileStore):
 
     refusals, is_stuck = 0.0, False
 
-    def __init__(self, place: Path) -> None:
-        super().__init__(place)
+    def __init__(self, location: Path) -> None:
+        super().__init__(location)
         self.stuck = asyncio.Event()
         self.asked = 0
 
@@ -287,7 +287,7 @@ def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
     waiting._request = SimpleNamespace(is_standbys=bool, one_machine=False)
     waiting._stream = SimpleNamespace(is_taken=False)
     with open_fd(os.pidfd_open(os.getpid())) as pidfd:
-        waiting._grip = SimpleNamespace(pidfd=pidfd)
+        waiting._handles = SimpleNamespace(pidfd=pidfd)
         waiting._vm = SimpleNamespace(
             qemu=SimpleNamespace(process=SimpleNamespace(pid=os.getpid()))
         )

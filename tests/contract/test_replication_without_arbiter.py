@@ -254,7 +254,7 @@ def test_a_standby_that_has_the_guest_is_not_dead_whatever_is_said(
 def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The arbiter's directory is not mounted there any more: its guest was let run beside it."""
+    """The arbiter's directory is not mounted there any longer: its guest was let run beside it."""
     vm, _ = protected(hosts, tmp_path)
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     home(hosts[1], "new", Replaced("a", "old"))
@@ -359,7 +359,7 @@ def test_an_arbiter_that_was_put_back_is_said_to_fail(tmp_path: Path) -> None:
         keeping = asyncio.ensure_future(keeper.keep())
         await asyncio.wait({keeping}, timeout=0.8)
         assert "has forgotten" in keeper.arbiter_fails
-        keeper.go_alone(is_certain=True)
+        keeper.continue_alone(is_certain=True)
         async with asyncio.timeout(5):
             assert await keeper.solo()
         keeping.cancel()
@@ -384,7 +384,7 @@ def protection(store: FileStore, lives: Callable[[], bool]) -> Any:
     one._epochs, one._is_handing_over, one._why = SimpleNamespace(is_safe=True), False, ""
 
     async def said(*_: Any) -> None:
-        """Nobody hears it."""
+        """No one hears it."""
 
     one._stream, one._qemu_lives, one._end_qemu = SimpleNamespace(end=said), lives, said
     return one
@@ -452,9 +452,9 @@ def test_a_primary_that_saw_its_standbys_term_does_not_go_on_by_the_operators_wo
         await keeper.hand_over()
         await standby.take()
         if is_said_first:  # while the last answer is on its way
-            keeper.go_alone(is_certain=is_certain)
+            keeper.continue_alone(is_certain=is_certain)
             assert not keeper.is_refuted
-            await keeper._lease.look()
+            await keeper._lease.read()
         else:
             assert not await keeper.take_back(bool)
             store.is_away = True
@@ -462,7 +462,7 @@ def test_a_primary_that_saw_its_standbys_term_does_not_go_on_by_the_operators_wo
             await asyncio.wait({waiting}, timeout=0.5)
             assert not waiting.done()
             assert keeper.taken_by == "b/1"
-            keeper.go_alone(is_certain=is_certain)
+            keeper.continue_alone(is_certain=is_certain)
             async with asyncio.timeout(5):
                 assert await waiting is is_certain
         assert await one._has_term_back() is is_certain
@@ -512,7 +512,7 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         await primary.take()
         if in_sync:
             await primary.record_in_sync(in_sync)
-        await standby.look()
+        await standby.read()
         store.is_away = True
         asked = asyncio.Event()
         asked.set()
@@ -524,7 +524,7 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
         await asyncio.wait({settling}, timeout=0.2)
         assert not settling.done()
         assert "is away" in taking.arbiter_fails
-        taking.go_alone()
+        taking.continue_alone()
         await asyncio.wait({settling}, timeout=1.0)
         assert settling.done() is takes
         if takes:
@@ -553,7 +553,7 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     async def main() -> list[StandbyMove]:
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         taking = TakeOver(request, standby, replica, following, asyncio.Event(), lack=waits)
-        taking.go_alone()
+        taking.continue_alone()
         moves = []
         for now_s[0] in (1000.0, 1010.0, 5000.0):
             moves.append(await taking._next(receiving))

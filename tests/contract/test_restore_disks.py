@@ -15,8 +15,8 @@ from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore import restore_disks as module
-from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import (
     BusyError,
@@ -80,10 +80,10 @@ def at_home(host: LocalHost, text: str, process: ProcessId) -> None:
 
 
 def restored(host: LocalHost, wish: RestoreOptions = IN_PLACE) -> DisksRestored:
-    place = str(host.state_dir / "checkpoints")
-    with open_store(place) as store:
+    location = str(host.state_dir / "checkpoints")
+    with open_store(location) as store:
         found = store.find("one")
-    return asyncio.run(restore_disks(host, CheckpointSource(place, found.id), wish))
+    return asyncio.run(restore_disks(host, CheckpointSource(location, found.id), wish))
 
 
 def as_before(host: LocalHost) -> bool:
@@ -263,11 +263,11 @@ def test_a_cancelled_one_is_undone(host: LocalHost, monkeypatch: pytest.MonkeyPa
 
     async def cancelled() -> None:
         loops.append(asyncio.get_running_loop())
-        place = str(host.state_dir / "checkpoints")
-        with open_store(place) as store:
+        location = str(host.state_dir / "checkpoints")
+        with open_store(location) as store:
             found = store.find("one")
         work = asyncio.ensure_future(
-            restore_disks(host, CheckpointSource(place, found.id), IN_PLACE)
+            restore_disks(host, CheckpointSource(location, found.id), IN_PLACE)
         )
         await begun.wait()
         work.cancel()

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
-from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.fork import ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import promises
@@ -40,10 +40,10 @@ AS_COPY = replace(COPY, eager=True)
 
 
 def source(host: LocalHost) -> CheckpointSource:
-    place = str(host.state_dir / "checkpoints")
-    with open_store(place) as store:
+    location = str(host.state_dir / "checkpoints")
+    with open_store(location) as store:
         one = store.find("one")
-    return CheckpointSource(place, one.id, known=digest(one), is_foreign=False)
+    return CheckpointSource(location, one.id, known=digest(one), is_foreign=False)
 
 
 def restored(host: LocalHost, wish: RestoreOptions) -> None:
@@ -149,8 +149,8 @@ def test_a_fork_removes_no_image_that_it_has_not_made(
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 3, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
-    first, second, third = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
-    assert "is there already" in first.error
+    first, second, third = asyncio.run(forks.fork(host, asked.location, wish, run="r"))
+    assert "exists already" in first.error
     assert "did not start" in second.error
     assert "did not start" in third.error  # its memory is there, though the second one's is gone
     assert image.read_bytes() == b"another VM's"
@@ -189,11 +189,11 @@ def test_no_fork_can_take_memory_from_the_others(
     wish = replace(wish, known=asked.known, is_foreign=False)
     if devices and not is_read_only:
         with pytest.raises(RefusedError, match="cannot be forked") as refused:
-            asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+            asyncio.run(forks.fork(host, asked.location, wish, run="r"))
         assert "the VM has a balloon" in refused.value.why
         assert began == []
     else:
-        asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+        asyncio.run(forks.fork(host, asked.location, wish, run="r"))
         assert began == [(True, is_read_only)]
 
 
@@ -215,7 +215,7 @@ def test_a_cancelled_fork_leaves_no_part_of_an_image(
 
     async def cancelled() -> None:
         loops.append(asyncio.get_running_loop())
-        work = asyncio.ensure_future(forks.fork(host, asked.place, wish, run="r"))
+        work = asyncio.ensure_future(forks.fork(host, asked.location, wish, run="r"))
         await begun.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -237,22 +237,22 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False)
     wish = replace(wish, known=asked.known, is_foreign=False)
-    with open_store(asked.place) as store:
+    with open_store(asked.location) as store:
         one = store.find("one")
     ram, memory_bytes = one.area("ram"), one.facts["memory_bytes"]
     assert ram is not None
     stream, seen = Area.stream, list[int]()
-    kept = promises.PLACE / "vmckpt-fork-r"
+    kept = promises.RECORDS_DIR / "vmckpt-fork-r"
 
     def watched(area: Area) -> Iterator[Chunks]:
-        given = [one.promise for path, one in promises._counting(promises.PLACE)]
+        given = [one.promise for path, one in promises._counting(promises.RECORDS_DIR)]
         seen.extend(one.size_bytes for one in given if one.record.parent == kept)
         if ends == "cancelled":
             raise asyncio.CancelledError
         yield from stream(area)
 
     monkeypatch.setattr(Area, "stream", watched)
-    work = forks.fork(host, asked.place, wish, run="r")
+    work = forks.fork(host, asked.location, wish, run="r")
     if ends == "cancelled":
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(work)
@@ -280,7 +280,7 @@ def test_the_guest_of_an_interrupted_migration_stays(
     wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)
     monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
-    (made,) = asyncio.run(forks.fork(host, asked.place, wish, run="r"))
+    (made,) = asyncio.run(forks.fork(host, asked.location, wish, run="r"))
     assert "interrupted" in made.error
     for name in ("copy", "f-1"):
         directory = vm_dir(host.state_dir, name)
@@ -293,7 +293,7 @@ def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalH
 
     async def refusals() -> list[str]:
         asked = source(host)
-        async with reading(asked.place, asked.checkpoint) as point:
+        async with reading(asked.location, asked.checkpoint) as point:
             planned = await restores.plan_of(point, asked, IN_PLACE, host)
             wanted = Wanted(planned.vm, images_of(planned, in_place=True), None, None)
             return [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]

@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_by_then_does_not_make_a_restore_one_that_failed(
         work: Any = object.__new__(_Restoring)
         work._planned = SimpleNamespace(vm=old, facts=None)
         work._point = SimpleNamespace(manifest=SimpleNamespace(id="c" * 32, vm_id=None))
-        work._source = SimpleNamespace(place="/srv/points", checkpoint="c" * 32)
+        work._source = SimpleNamespace(location="/srv/points", checkpoint="c" * 32)
         work._options = SimpleNamespace(plugged=False)
         work._old, work._host, work._identity = old, host, "-"
         return list(await work._afterwards(new, None))

@@ -12,7 +12,7 @@ from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note, PhaseBegan, Progress
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.elsewhere import retell as told
+from vmckpt.migrate.elsewhere import replay as told
 from vmckpt.migrate.elsewhere.watch import JOB_ON
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.vm.paths import lock_path
@@ -48,7 +48,7 @@ def kept(state: Path, result: dict[str, object] | None, **request: str) -> RunRe
 
 def retold() -> tuple[MigrationReport, list[Event]]:
     heard: list[Event] = []
-    return asyncio.run(told.retell(RUN, heard.append)), heard
+    return asyncio.run(told.replay_run(RUN, heard.append)), heard
 
 
 def test_one_that_ended_well_is_told_in_its_order(state: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_hosts_job_and_an_unknown_run_are_not_this_machines(state: Path) -> No
 def test_one_whose_command_was_killed_is_cut_off(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(told, "LAST_LINES_S", 0.1)
     kept(state, None)
     with pytest.raises(OutcomeUnknownError, match="interrupted"):
         retold()
@@ -85,7 +85,7 @@ def test_one_whose_command_was_killed_is_cut_off(
 
 @pytest.mark.timeout(30)
 def test_one_under_way_is_waited_for(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(told, "LAST_LINES_S", 0.1)
     monkeypatch.setattr(told, "POLL_S", 0.01)
     record = kept(state, None)
     host, owner = LocalHost("local", state, "127.0.0.1"), Owner(RUN, "migrate", 1, 0.0)
@@ -93,7 +93,7 @@ def test_one_under_way_is_waited_for(state: Path, monkeypatch: pytest.MonkeyPatc
     async def main() -> MigrationReport:
         waiting = asyncio.Event()
         async with host.lock(lock_path(state, "web"), owner):
-            attached = asyncio.ensure_future(told.retell(RUN, lambda _: waiting.set()))
+            attached = asyncio.ensure_future(told.replay_run(RUN, lambda _: waiting.set()))
             await waiting.wait()
             await asyncio.sleep(0.3)
             assert not attached.done()

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.scripted_qmp import Server, play
-from vmckpt.checkpoint.asked import TakeOptions
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.whole import _TakingWhole, resume_unsaved
 from vmckpt.errors import HostDownError, OperationFailedError
@@ -101,7 +101,7 @@ def test_a_saved_file_that_its_qemu_has_stretched_takes_no_memory(tmp_path: Path
 
 
 class Damaged:
-    """What was saved, and what the store cannot give any more."""
+    """What was saved, and what the store cannot give any longer."""
 
     chunk_count = 1
     size_bytes = 4096

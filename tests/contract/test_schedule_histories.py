@@ -76,8 +76,8 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
     places = [str(tmp_path / name) for name in ("one", "two")]
     request = ScheduleRequest("web", When.EVERY, zone="UTC", every_s=60.0, check_percent=percent)
     record = replace(new_record("web", request, clock()), places=("no-such:", *places))
-    for number, place in enumerate(places):
-        with create_store(place) as store:
+    for number, location in enumerate(places):
+        with create_store(location) as store:
             save(store, memory(64, number))
     flip_any_pack(Path(places[0]))
     work, read = Checkpoints(print), set[str]()
@@ -93,9 +93,9 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
     assert again.checked == record.checked
 
 
-def flip_any_pack(place: Path) -> None:
+def flip_any_pack(location: Path) -> None:
     """One bit in each pack: whichever part is read last finds it."""
-    for path in (place / "packs").glob("[0-9a-f]*"):
+    for path in (location / "packs").glob("[0-9a-f]*"):
         data = bytearray(path.read_bytes())
         data[100] ^= 1
         path.write_bytes(data)
@@ -133,7 +133,7 @@ def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_n
 
 
 def test_a_run_whose_store_is_gone_holds_the_schedule_up_no_longer_than_to_the_next() -> None:
-    """Its host was made anew while the VM is on another: no run came after that one."""
+    """Its host was made again while the VM is on another: no run came after that one."""
     loop = asyncio.new_event_loop()
     request = ScheduleRequest(vm="web", when=When.EVERY, zone="UTC", every_s=60.0)
     try:

@@ -44,7 +44,7 @@ def every(seconds: float) -> ScheduleRecord:
 
 
 def made_once(place: Path) -> list[str]:
-    """The ids of all checkpoints, each of which was made once; nobody is at one any more."""
+    """The ids of all checkpoints, each of which was made once; no one is at one any longer."""
     eventually(
         lambda: not find_by_argument(f"tests.schedule_service\0{place}"),
         PATIENCE_S,
@@ -57,7 +57,7 @@ def made_once(place: Path) -> list[str]:
 
 
 def test_kills_at_any_moment_neither_miss_nor_double_a_run(place: Path) -> None:
-    """Each due time has one run, found or made anew by whoever comes next."""
+    """Each due time has one run, found or made again by whoever comes next."""
     rng = random.Random(8)
     every(1.0)
     for _ in range(4):

@@ -33,8 +33,8 @@ def test_two_operators_schedules_of_one_name_keep_each_others_checkpoints(
 ) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     here = asyncio.run(_this_scheduler())
-    place = str(tmp_path / "store")
-    with create_store(place) as store:
+    location = str(tmp_path / "store")
+    with create_store(location) as store:
         for name in ("theirs-1", "theirs-2"):
             taken(store, name, schedule="nightly", scheduler="0badcafe")
         taken(store, "by-hand", purpose="test")
@@ -45,6 +45,6 @@ def test_two_operators_schedules_of_one_name_keep_each_others_checkpoints(
     request = ScheduleRequest(
         "web", When.EVERY, "UTC", every_s=60.0, rule=RetentionRule(keep_last=1)
     )
-    record = replace(new_record("nightly", request, clock()), places=(place,))
+    record = replace(new_record("nightly", request, clock()), places=(location,))
     gone = asyncio.run(Checkpoints(print).prune(record, last))
     assert sorted(gone.names) == ["before", "ours-1"]

@@ -38,14 +38,14 @@ class Scripted(OnlyTaking):
         await self._take(record.vm)
         return Point("a" * 32, "point", 0.01, 1.0, 100)
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         raise HostDownError("host is down", why="it has no power", remedy="wait")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(scheduler, "LOOK_S", 0.05)
+    monkeypatch.setattr(scheduler, "CHECK_S", 0.05)
     schedules_dir().mkdir(mode=0o700)
 
 
@@ -182,7 +182,7 @@ def test_run_due_ends_although_a_host_takes_long_to_say_nothing(
     scheduled("auto", when=When.AUTO)
 
     class Slow(Scripted):
-        async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+        async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
             await asyncio.sleep(0.2)
             return None
 

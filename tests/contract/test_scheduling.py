@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.processes.scheduling import (
-    be_prompt,
-    give_way,
+    batch_priority,
+    end_real_time,
+    high_priority,
     in_real_time,
-    prompt,
-    real_time_is_over,
+    normal_priority,
 )
 
 pytestmark = pytest.mark.contract
@@ -27,17 +27,17 @@ def in_a_thread(do: Callable[[], None]) -> None:
 
 
 def test_a_thread_gives_way_but_for_what_a_guest_waits_for() -> None:
-    in_a_thread(_give_way)
+    in_a_thread(_batch_priority)
 
 
-def _give_way() -> None:
-    give_way()
+def _batch_priority() -> None:
+    batch_priority()
     assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    with pytest.raises(ValueError, match="wrong"), prompt():
+    with pytest.raises(ValueError, match="wrong"), high_priority():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
         raise ValueError("wrong")
     assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    be_prompt()
+    normal_priority()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -47,8 +47,8 @@ def test_what_somebody_else_has_chosen_stays() -> None:
 
 def _keep_another_policy() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    give_way()
-    with prompt():
+    batch_priority()
+    with high_priority():
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
@@ -56,20 +56,22 @@ SESSION = Path("/proc/self/autogroup")
 PROGRAM = """
 import os
 from tests.contract.test_scheduling import session_niceness
-from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, session_prompt
+from vmckpt.hosts.processes.scheduling import (
+    end_session_low_priority, session_high_priority, session_low_priority
+)
 
 def niceness():
     print(session_niceness(), len(os.sched_getaffinity(0)), os.sched_getscheduler(0))
 
-session_comes_last()
+session_low_priority()
 niceness()
-with session_prompt(), session_prompt():
+with session_high_priority(), session_high_priority():
     niceness()
 niceness()
-with session_prompt():
-    session_has_waited()
+with session_high_priority():
+    end_session_low_priority()
 niceness()
-session_comes_last()
+session_low_priority()
 niceness()
 """
 
@@ -118,7 +120,7 @@ def test_a_process_and_this_thread_wait_for_nobody_for_a_moment(
     other: tuple[int, list[int]],
 ) -> None:
     pid, threads = other
-    give_way()
+    batch_priority()
     with pytest.raises(ValueError, match="wrong"), in_real_time(pid):
         with in_real_time():
             assert os.sched_getscheduler(0) == REAL_TIME
@@ -128,7 +130,7 @@ def test_a_process_and_this_thread_wait_for_nobody_for_a_moment(
         assert int(said) == os.SCHED_OTHER
         raise ValueError("wrong")
     assert policies([0, *threads]) == [os.SCHED_BATCH, *OF_ALL]
-    be_prompt()
+    normal_priority()
 
 
 @AS_ROOT
@@ -141,7 +143,7 @@ def test_nobody_stays_so_whose_teller_was_killed(other: tuple[int, list[int]]) -
     assert policies(threads) == [os.SCHED_OTHER] * 4
     for thread in threads[1:]:
         os.sched_setscheduler(thread, REAL_TIME, os.sched_param(1))
-    real_time_is_over(pid)
+    end_real_time(pid)
     assert policies(threads) == [os.SCHED_OTHER] * 4
 
 
@@ -170,7 +172,7 @@ def test_a_process_that_has_ended_is_none() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     with in_real_time(ended.pid):
-        real_time_is_over(ended.pid)
+        end_real_time(ended.pid)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -201,7 +203,7 @@ def _said(program: str, *first: str, leads: bool = True) -> list[list[str]]:
 
 @AS_ROOT
 def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
-    """A guest would stand still for a service that gets what nobody else wants."""
+    """A guest would are paused for a service that gets what no one else wants."""
     said = _said("import resource\nresource.setrlimit(resource.RLIMIT_NICE, (0, 0))" + PROGRAM,
                  *NO_WAY_BACK)  # fmt: skip
     assert [policy for *_, policy in said] == [USUAL] * 5
@@ -212,20 +214,22 @@ def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
 
 POLICIES = """
 import os, threading
-from vmckpt.hosts.processes.scheduling import session_comes_last, session_has_waited, take_turns
+from vmckpt.hosts.processes.scheduling import (
+    end_session_low_priority, session_low_priority, share_processor
+)
 
 def policy(thread=0):
     print(os.sched_getscheduler(thread))
 
 if chosen:
     os.sched_setscheduler(0, chosen, os.sched_param(0))
-session_comes_last()
+session_low_priority()
 other = threading.Thread(target=threading.Event().wait, daemon=True)
 other.start()
 policy(), policy(other.native_id)
-session_has_waited()
+end_session_low_priority()
 policy(), policy(other.native_id)
-take_turns()
+share_processor()
 policy()
 """
 
@@ -259,5 +263,5 @@ job("restore", Path("nowhere"), recover=True)
 
 @AS_ROOT
 def test_what_follows_a_services_death_takes_its_turns() -> None:
-    """A guest may stand still, or be silent, until it is done."""
+    """A guest may are paused, or be silent, until it is done."""
     assert _said(RECOVERY) == [[USUAL]]

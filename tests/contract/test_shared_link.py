@@ -49,16 +49,19 @@ def test_each_gets_its_share_and_the_rest_when_the_other_ends(tmp_path: Path) ->
 async def share_by_turns(tmp_path: Path) -> None:
     a, b, c = (host(tmp_path, name) for name in "abc")
     async with moving(a, b, "r1", 60) as (first, said):
-        assert await first.look() == Share(0, 60)
+        assert await first.current() == Share(0, 60)
         async with moving(a, b, "r2", 60) as (second, _):
-            assert await first.look() == await second.look() == Share(1, 30)
+            assert await first.current() == await second.current() == Share(1, 30)
             # What comes to the same target shares its link; what leaves a target does not.
             async with moving(c, b, "r3", 60) as (third, _), moving(b, a, "r4", 60) as (back, _):
-                assert (await first.look(), await third.look()) == (Share(2, 20), Share(2, 20))
-                assert await back.look() == Share(0, 60)
+                assert (await first.current(), await third.current()) == (
+                    Share(2, 20),
+                    Share(2, 20),
+                )
+                assert await back.current() == Share(0, 60)
             # One without a limit is seen, and takes what it gets.
             async with moving(a, b, "r5", 0) as (free, _):
-                assert (await first.look(), await free.look()) == (Share(2, 30), Share(2, 0))
+                assert (await first.current(), await free.current()) == (Share(2, 30), Share(2, 0))
             assert await others_on_the_link(a, b) == 2
         told: list[int] = []
 
@@ -103,10 +106,10 @@ async def be_killed(tmp_path: Path) -> None:
     assert await other.stdout.readline() == b"there\n"
     a, b = host(tmp_path, "a"), host(tmp_path, "b")
     async with moving(a, b, "r1", 60) as (link, _):
-        assert await link.look() == Share(1, 30)
+        assert await link.current() == Share(1, 30)
         os.kill(other.pid, signal.SIGKILL)
         await other.wait()
-        assert await link.look() == Share(0, 60)
+        assert await link.current() == Share(0, 60)
     assert not list(tmp_path.glob("*/links/*/*"))
 
 
@@ -135,7 +138,7 @@ def test_who_looks_for_killed_ones_is_waited_for(tmp_path: Path, *, in_turn: boo
 def test_who_waits_for_a_frozen_one_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain stood still for good, without a word."""
+    """A drain was paused for good, without a word."""
     monkeypatch.setattr(shared_link, "WAITS_S", 0.1)
     a, b = host(tmp_path, "a"), host(tmp_path, "b")
     told: list[str] = []

@@ -51,8 +51,8 @@ def test_a_qemu_that_has_ended_is_told_from_a_host_that_is_down(tmp_path: Path) 
 
 def test_a_look_at_a_silent_host_is_an_answer(tmp_path: Path) -> None:
     view = asyncio.run(pair_of(tmp_path).view())
-    assert view.target.silent
-    assert view.target.alive
+    assert view.destination.silent
+    assert view.destination.alive
     assert not view.source.silent
     assert not view.source.alive
 
@@ -78,5 +78,5 @@ def test_a_failure_is_told_without_the_words_of_a_qemu_whose_host_is_silent(
     source, target, *_ = pair_of(tmp_path)
     source.files.path.mkdir(parents=True)
     source.files.stderr.write_text("qemu-system-x86_64: Missing section footer\n")
-    assert asyncio.run(source.last_words()) == "Missing section footer"
-    assert asyncio.run(target.last_words()) == ""
+    assert asyncio.run(source.last_lines()) == "Missing section footer"
+    assert asyncio.run(target.last_lines()) == ""

@@ -1,4 +1,4 @@
-"""SSH as it fails: each way has an error of its own that says what mends it."""
+"""SSH as it fails: each way has an error of its own that says what repairs it."""
 
 import asyncio
 import getpass
@@ -192,7 +192,7 @@ def test_a_server_that_starts_nothing_is_given_up(
 
             monkeypatch.setattr(wire, "log_in", log_in_and_freeze)
             entry = frozen.entry("a", tmp_path)
-            with pytest.raises(HostDownError, match="a does not let us run a command"):
+            with pytest.raises(HostDownError, match="a refuses to run a command"):
                 await wire.open_wire("a", entry.address, entry.vmckpt)
 
         asyncio.run(play())
@@ -207,7 +207,7 @@ def test_a_port_where_nobody_listens(server: Sshd, tmp_path: Path) -> None:
 
 
 def test_a_network_without_a_way_there(server: Sshd, tmp_path: Path) -> None:
-    # The limited broadcast address is nobody's.
+    # The limited broadcast address is no one's.
     error = refusal(at(server.entry("a", tmp_path), host="255.255.255.255"))
     assert "there is no way to 255.255.255.255" in error.why
 

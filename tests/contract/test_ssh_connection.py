@@ -85,7 +85,7 @@ def test_a_jump_host_that_runs_no_commands_will_do(tmp_path: Path) -> None:
 def test_a_host_that_allows_no_channel_is_told_what_to_mend(tmp_path: Path) -> None:
     with (
         behind_a_jump_host(tmp_path, "MaxSessions 1", "MaxSessions 0") as entry,
-        pytest.raises(HostDownError, match="a does not let us run a command") as caught,
+        pytest.raises(HostDownError, match="a refuses to run a command") as caught,
     ):
         asyncio.run(use(entry, tmp_path))
     assert "MaxSessions" in caught.value.remedy
@@ -95,7 +95,7 @@ def test_a_connection_whose_jump_host_went_first_ends_quietly(tmp_path: Path) ->
     with behind_a_jump_host(tmp_path, "MaxSessions 1", "MaxSessions 1") as entry:
         login = log_in("a", entry.address)
         assert login.jump is not None
-        # Nothing can be said to it any more, and paramiko does not know yet.
+        # Nothing can be said to it any longer, and paramiko does not know yet.
         login.jump.client.get_transport().sock.shutdown(socket.SHUT_WR)
         login.close()
 

@@ -16,7 +16,7 @@ import pytest
 from tests.contract.test_store_lost_locks import void
 from tests.guest_like import RAM
 from tests.lent_store import lent
-from tests.object_storage import environment, new_place, s3_server
+from tests.object_storage import environment, new_location, s3_server
 from tests.small_packs import (
     PAGES,
     Asked,
@@ -102,11 +102,11 @@ def kind(
     if request.param == "object storage":
         for name, value in environment(request.getfixturevalue("server")).items():
             monkeypatch.setenv(name, value)
-        place, caches = new_place(), iter(range(1000))
+        location, caches = new_location(), iter(range(1000))
 
         def new() -> Asked:
             monkeypatch.setenv("VMCKPT_CACHE_DIR", str(tmp_path / f"cache-{next(caches)}"))
-            return Asked(S3Backend(place))
+            return Asked(S3Backend(location))
 
         yield Kind(new, path)
     elif request.param == "lent":
@@ -124,7 +124,7 @@ class Unclosed(LentBackend):
     """One connection for many commands."""
 
     def __init__(self, inner: LentBackend) -> None:
-        super().__init__(inner._sock, inner.place)
+        super().__init__(inner._sock, inner.location)
 
     def close(self) -> None:
         pass
@@ -165,7 +165,7 @@ def test_many_small_checkpoints_have_few_objects(
     after, asked_after = kind.objects(), costs(kind, made)
     if many == MOST:
         with capsys.disabled():
-            print(f"\n{kind.asked.place}: {before} -> {after}; {asked_before} -> {asked_after}")
+            print(f"\n{kind.asked.location}: {before} -> {after}; {asked_before} -> {asked_after}")
     assert after["packs"] == 0
     assert after["bundles"] == 1
     with kind.open() as store:
@@ -183,46 +183,46 @@ def test_many_small_checkpoints_have_few_objects(
 class Ready(NamedTuple):
     """A store of format 3 with many small packs."""
 
-    place: Path
+    location: Path
     made: list[Made]
 
     def copied(self, to: Path) -> Path:
         """Another one like it."""
-        shutil.copytree(self.place, to)
+        shutil.copytree(self.location, to)
         return to
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
-    place = tmp_path_factory.mktemp("ready") / "store"
-    with create_store(str(place)) as store:
+    location = tmp_path_factory.mktemp("ready") / "store"
+    with create_store(str(location)) as store:
         made = make_small(store, 18)
         collect_now(store)
-    return Ready(place, made)
+    return Ready(location, made)
 
 
 @pytest.fixture(scope="module")
 def merged(ready: Ready, tmp_path_factory: pytest.TempPathFactory) -> Ready:
     """The same, after its packs were merged."""
-    place = ready.copied(tmp_path_factory.mktemp("merged") / "store")
-    with open_store(str(place)) as store:
+    location = ready.copied(tmp_path_factory.mktemp("merged") / "store")
+    with open_store(str(location)) as store:
         assert collect_now(store).bundles == 1
-    return Ready(place, ready.made)
+    return Ready(location, ready.made)
 
 
 STEP = [29, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 
 
-def require_merged(place: Path, made: list[Made]) -> None:
+def require_merged(location: Path, made: list[Made]) -> None:
     """All of it is there, before and after the next gc, which leaves one bundle."""
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, made)
         require_whole(store)
         collect_now(store)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, made)
         require_whole(store)
-        found = objects(LocalBackend(place))
+        found = objects(LocalBackend(location))
         assert found["bundles"] == 1
         assert found["packs"] < 16
         assert not collect_now(store).bundles
@@ -234,15 +234,15 @@ def test_gc_is_killed_at_any_instant(tmp_path: Path, ready: Ready, step: int) ->
         raise Killed
 
     for at in count(1, step):
-        place = ready.copied(tmp_path / str(at))
-        backend = Stepped(place)
+        location = ready.copied(tmp_path / str(at))
+        backend = Stepped(location)
         with open_store(backend) as store:
             plan = plan_gc(store)
             backend.count, backend.at, backend.then = 0, at, kill
             with suppress(Killed):
                 collect(store, plan)
-        require_merged(place, ready.made)
-        shutil.rmtree(place)
+        require_merged(location, ready.made)
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 60
@@ -259,22 +259,22 @@ def test_gc_is_killed_while_it_raises_the_format(
         raise Killed
 
     for at in count(1):
-        place = Ready(tmp_path / "made", made).copied(tmp_path / str(at))
-        backend = Stepped(place)
+        location = Ready(tmp_path / "made", made).copied(tmp_path / str(at))
+        backend = Stepped(location)
         with open_store(backend) as store:
             plan = plan_gc(store)
             backend.count, backend.at, backend.then = 0, at, kill
             with suppress(Killed):
                 collect(store, plan)
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_one(store, *made[-1])
             assert not check(store).lost
             collect_now(store)
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             assert store.config.format == MERGED
             assert {one.encode() for one in configs(store)} == {store.config.encode()}
             require_whole(store)
-        shutil.rmtree(place)
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 10
@@ -291,17 +291,17 @@ def configs(store: Store) -> list[Config]:
 def test_two_gcs_at_once_leave_a_copy_of_each_pack(tmp_path: Path, ready: Ready, step: int) -> None:
     """Without locks: one comes at any instant of the other."""
     for at in count(1, step):
-        place = ready.copied(tmp_path / str(at))
-        backend = Stepped(place)
-        with open_store(backend) as store, open_store(Stepped(place)) as other:
+        location = ready.copied(tmp_path / str(at))
+        backend = Stepped(location)
+        with open_store(backend) as store, open_store(Stepped(location)) as other:
             plans = plan_gc(store), plan_gc(other)
             backend.count, backend.at = 0, at
             backend.then = partial(void, partial(collect, other, plans[1]))
             void(partial(collect, store, plans[0]))
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_all(store, ready.made)
-        require_merged(place, ready.made)
-        shutil.rmtree(place)
+        require_merged(location, ready.made)
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 60
@@ -313,9 +313,9 @@ def test_a_writer_commits_at_any_instant_of_a_merge(
 ) -> None:
     committed = set[bool]()
     for at in count(1, step):
-        place = ready.copied(tmp_path / str(at))
-        backend = Stepped(place)
-        with open_store(Stepped(place)) as late, open_store(backend) as store:
+        location = ready.copied(tmp_path / str(at))
+        backend = Stepped(location)
+        with open_store(Stepped(location)) as late, open_store(backend) as store:
             last, made = ready.made[-1], list[Made]()
             new = late.begin("late", last.manifest.id)
             new.area(RAM, size_bytes=last.ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
@@ -329,8 +329,8 @@ def test_a_writer_commits_at_any_instant_of_a_merge(
             collect(store, plan)
             new.abort()
         committed.add(bool(made))
-        require_merged(place, [*ready.made, *made])
-        shutil.rmtree(place)
+        require_merged(location, [*ready.made, *made])
+        shutil.rmtree(location)
         if backend.count < at:
             break
     # A merge takes nothing away that a commit rests on: only the last one came after its end.
@@ -341,17 +341,17 @@ def test_a_writer_commits_at_any_instant_of_a_merge(
 def test_a_merge_at_any_instant_of_a_commit(tmp_path: Path, ready: Ready, step: int) -> None:
     last = ready.made[-1]
     for at in count(1, max(1, step // 5)):
-        place = ready.copied(tmp_path / str(at))
-        backend = Stepped(place)
-        with open_store(backend) as late, open_store(Stepped(place)) as store:
+        location = ready.copied(tmp_path / str(at))
+        backend = Stepped(location)
+        with open_store(backend) as late, open_store(Stepped(location)) as store:
             backend.count, backend.at = 0, at
             backend.then = partial(void, partial(collect_now, store))
             new = late.begin("late", last.manifest.id)
             new.area(RAM, size_bytes=last.ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
             new.blob("device-state", last.ram[1, :64].tobytes())
             made = Made(new.commit({}), last.ram)
-        require_merged(place, [*ready.made, made])
-        shutil.rmtree(place)
+        require_merged(location, [*ready.made, made])
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 10
@@ -362,11 +362,11 @@ def test_a_merge_at_any_instant_of_a_commit(tmp_path: Path, ready: Ready, step: 
 def test_a_commit_and_a_gc_that_makes_a_worn_bundle_anew(
     tmp_path: Path, merged: Ready, step: int, *, gc_first: bool
 ) -> None:
-    """What the writer found is needed by no checkpoint any more: it commits in time, or not."""
+    """What the writer found is needed by no checkpoint any longer: it commits in time, or not."""
     last, kept, committed = merged.made[-1], merged.made[:9], set[bool]()
     for at in count(1, max(1, step // 3)):
-        place = merged.copied(tmp_path / str(at))
-        writing, collecting, made = Stepped(place), Stepped(place), list[Made]()
+        location = merged.copied(tmp_path / str(at))
+        writing, collecting, made = Stepped(location), Stepped(location), list[Made]()
         with open_store(writing) as late, open_store(collecting) as store:
             new = late.begin("late", last.manifest.id)
             new.area(RAM, size_bytes=last.ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
@@ -384,19 +384,19 @@ def test_a_commit_and_a_gc_that_makes_a_worn_bundle_anew(
             new.abort()
         committed.add(bool(made))
         for _ in range(2):
-            with open_store(str(place)) as store:
+            with open_store(str(location)) as store:
                 require_all(store, [*kept, *made])
                 require_whole(store)
                 collect_now(store)
-        shutil.rmtree(place)
+        shutil.rmtree(location)
         if stepped.count < at:
             break
     assert committed == {True, False}
 
 
 def test_a_reader_whose_list_is_old_finds_what_was_moved(tmp_path: Path, ready: Ready) -> None:
-    place = ready.copied(tmp_path / "store")
-    with open_store(str(place)) as reader, open_store(str(place)) as other:
+    location = ready.copied(tmp_path / "store")
+    with open_store(str(location)) as reader, open_store(str(location)) as other:
         require_one(reader, *ready.made[-1])
         streams = [reader.read(made.manifest.id) for made in ready.made[:4]]
         assert collect_now(other).bundles == 1
@@ -412,11 +412,11 @@ def test_a_reader_whose_list_is_old_finds_what_was_moved(tmp_path: Path, ready: 
         del streams
 
 
-def bundle_of(place: Path) -> tuple[Path, Bundle]:
+def bundle_of(location: Path) -> tuple[Path, Bundle]:
     """The only bundle: its file, and what it has."""
-    with open_store(str(place)) as store:
-        [bundle] = store.opened.backend.look().bundles.values()
-    return place / bundle.name, bundle
+    with open_store(str(location)) as store:
+        [bundle] = store.opened.backend.list_holdings().bundles.values()
+    return location / bundle.name, bundle
 
 
 def flip(path: Path, at: int) -> None:
@@ -429,12 +429,12 @@ def flip(path: Path, at: int) -> None:
 def test_a_flipped_bit_in_a_bundle_is_found_recorded_and_healed(
     tmp_path: Path, merged: Ready
 ) -> None:
-    place = merged.copied(tmp_path / "store")
-    path, bundle = bundle_of(place)
+    location = merged.copied(tmp_path / "store")
+    path, bundle = bundle_of(location)
     pack = merged.made[-1].manifest.packs[-1]
     [member] = [one for one in bundle.members.values() if pack in one.name]
     flip(path, member.frames_at + member.frame_bytes // 2)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         report = check(store)
         assert merged.made[-1].manifest.id in report.lost
         assert {one.name for one in report.findings} == {member.name}
@@ -442,7 +442,7 @@ def test_a_flipped_bit_in_a_bundle_is_found_recorded_and_healed(
         for made in merged.made:
             if made.manifest.id not in report.lost:
                 require_one(store, *made)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         # The same content, put by any checkpoint.
         again = add(store, merged.made[-1].ram, np.arange(PAGES), vm="other")
         require_one(store, *merged.made[-1])
@@ -470,10 +470,10 @@ def places_of_lists(bundle: Bundle) -> dict[str, int]:
     "where", ["header", "length", "list", "second list", "second header", "second length"]
 )
 def test_a_flipped_bit_in_a_list_loses_nothing(tmp_path: Path, merged: Ready, where: str) -> None:
-    place = merged.copied(tmp_path / "store")
-    path, bundle = bundle_of(place)
+    location = merged.copied(tmp_path / "store")
+    path, bundle = bundle_of(location)
     flip(path, places_of_lists(bundle)[where])
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, merged.made)
         report = check(store)
         assert [one.name for one in report.findings] == [bundle.name]
@@ -487,11 +487,11 @@ def test_a_flipped_bit_in_a_list_loses_nothing(tmp_path: Path, merged: Ready, wh
 def test_a_bundle_whose_lists_are_both_damaged_is_refused_and_goes_when_it_may(
     tmp_path: Path, merged: Ready
 ) -> None:
-    place = merged.copied(tmp_path / "store")
-    path, bundle = bundle_of(place)
+    location = merged.copied(tmp_path / "store")
+    path, bundle = bundle_of(location)
     flip(path, 80)
     flip(path, bundle.size - 80)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         report = check(store)
         assert report.lost.keys() == {made.manifest.id for made in merged.made}
         assert bundle.name in {one.name for one in report.findings}
@@ -508,10 +508,10 @@ def test_a_bundle_whose_lists_are_both_damaged_is_refused_and_goes_when_it_may(
 
 
 def test_what_is_not_needed_any_more_goes(tmp_path: Path, merged: Ready) -> None:
-    place = merged.copied(tmp_path / "store")
-    path, _ = bundle_of(place)
+    location = merged.copied(tmp_path / "store")
+    path, _ = bundle_of(location)
     size = path.stat().st_size
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         # Each has a pack of its own, which all after it need: those of the last ones go.
         store.remove([made.manifest.id for made in merged.made[9:]])
         plan = plan_gc(store)
@@ -520,7 +520,7 @@ def test_what_is_not_needed_any_more_goes(tmp_path: Path, merged: Ready) -> None
         require_all(store, merged.made[:9])
         require_whole(store)
         assert not path.exists()
-        [left] = (place / "bundles").glob("[0-9a-f]*")
+        [left] = (location / "bundles").glob("[0-9a-f]*")
         assert left.stat().st_size < size * 0.8
         assert collect_now(store)[:2] == (0, 0)
         store.remove([made.manifest.id for made in merged.made[:9]])
@@ -531,88 +531,88 @@ def test_what_is_not_needed_any_more_goes(tmp_path: Path, merged: Ready) -> None
 def test_new_small_packs_are_merged_when_there_are_many_again(
     tmp_path: Path, merged: Ready
 ) -> None:
-    place = merged.copied(tmp_path / "store")
-    with open_store(str(place)) as store:
+    location = merged.copied(tmp_path / "store")
+    with open_store(str(location)) as store:
         more = make_small(store, MANY_PACKS - 1, seed=1, vm="other")
         assert collect_now(store).bundles == 0
         more += make_small(store, 1, seed=2, vm="third")
         assert collect_now(store).bundles == 1
         require_all(store, [*merged.made, *more])
-        assert objects(LocalBackend(place))["bundles"] == 2
+        assert objects(LocalBackend(location))["bundles"] == 2
 
 
 def test_many_small_bundles_become_one(tmp_path: Path, ready: Ready) -> None:
-    place = ready.copied(tmp_path / "store")
-    with open_store(str(place)) as store:
-        held = store.opened.backend.look()
+    location = ready.copied(tmp_path / "store")
+    with open_store(str(location)) as store:
+        held = store.opened.backend.list_holdings()
         for name in held.loose:
             merge(store, held, [Merge([(name, name)])])
         collect_now(store)
-    found = objects(LocalBackend(place))
+    found = objects(LocalBackend(location))
     assert found["packs"] == 0
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, ready.made)
         collect_now(store)
         require_all(store, ready.made)
         require_whole(store)
-    assert objects(LocalBackend(place))["bundles"] == 1
+    assert objects(LocalBackend(location))["bundles"] == 1
 
 
 def test_a_copy_that_is_not_what_it_was_takes_no_other_with_it(
     tmp_path: Path, ready: Ready
 ) -> None:
     """A gc was killed once it had published a bundle; then a bit of that flips."""
-    place = ready.copied(tmp_path / "store")
-    with open_store(str(place)) as store:
-        merge(store, store.opened.backend.look(), plan_gc(store).merges)
-    path, bundle = bundle_of(place)
+    location = ready.copied(tmp_path / "store")
+    with open_store(str(location)) as store:
+        merge(store, store.opened.backend.list_holdings(), plan_gc(store).merges)
+    path, bundle = bundle_of(location)
     member = next(iter(bundle.members.values()))
     flip(path, member.frames_at + 5)
     for _ in range(2):
-        with open_store(str(place)) as store:
+        with open_store(str(location)) as store:
             require_all(store, ready.made)
             require_whole(store)
             collect_now(store)
-    assert objects(LocalBackend(place))["packs"] == 1
+    assert objects(LocalBackend(location))["packs"] == 1
     # The other copy is read where its own object's is damaged, and the other way round.
-    flip(place / member.name, member.size - 200)
-    with open_store(str(place)) as store:
+    flip(location / member.name, member.size - 200)
+    with open_store(str(location)) as store:
         require_all(store, ready.made)
 
 
 def test_much_is_merged_a_part_at_a_time(
     tmp_path: Path, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = ready.copied(tmp_path / "store")
+    location = ready.copied(tmp_path / "store")
     monkeypatch.setattr(merging, "MOST_BYTES", 40_000)
     monkeypatch.setattr(merging, "MANY", 3)
     monkeypatch.setattr(gc, "_MERGES", 2)
-    before = sum(one.stat().st_size for one in (place / "packs").glob("[0-9a-f]*"))
+    before = sum(one.stat().st_size for one in (location / "packs").glob("[0-9a-f]*"))
     most = 0
 
     def measure(backend: LocalBackend, name: str) -> LocalWriter:
         nonlocal most
-        files = [one for one in place.rglob("*") if one.is_file()]
+        files = [one for one in location.rglob("*") if one.is_file()]
         most = max(most, sum(one.stat().st_size for one in files if one.parent.name != "tmp"))
         return write(backend, name)
 
     write = LocalBackend.write
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         monkeypatch.setattr(LocalBackend, "write", measure)
         assert collect_now(store).bundles > 3
         monkeypatch.undo()
         require_all(store, ready.made)
         require_whole(store)
-    assert objects(LocalBackend(place))["packs"] < 3
-    others = sum(one.stat().st_size for one in (place / "checkpoints").glob("[0-9a-f]*"))
+    assert objects(LocalBackend(location))["packs"] < 3
+    others = sum(one.stat().st_size for one in (location / "checkpoints").glob("[0-9a-f]*"))
     assert most < before + others + 200_000
 
 
 def test_a_full_disk_keeps_gc_from_merging_alone(
     tmp_path: Path, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = ready.copied(tmp_path / "store")
-    with open_store(str(place)) as store:
+    location = ready.copied(tmp_path / "store")
+    with open_store(str(location)) as store:
         gone = make_small(store, 1, seed=5, vm="gone")
         store.remove([gone[0].manifest.id])
         [dead] = plan_gc(store).dead.keys() & {f"packs/{p}-0" for p in gone[0].manifest.packs}
@@ -623,19 +623,19 @@ def test_a_full_disk_keeps_gc_from_merging_alone(
         monkeypatch.setattr(store.opened.backend.files, "write", full)
         with pytest.raises(StorageError, match="cannot write"):
             collect_now(store)
-        assert not (place / dead).exists()
-    require_merged(place, ready.made)
+        assert not (location / dead).exists()
+    require_merged(location, ready.made)
 
 
 def test_a_client_that_may_only_add_merges_nothing(tmp_path: Path, ready: Ready) -> None:
-    place = ready.copied(tmp_path / "store")
-    with lent(place, append_only=True) as backend, open_store(backend) as store:
+    location = ready.copied(tmp_path / "store")
+    with lent(location, append_only=True) as backend, open_store(backend) as store:
         assert plan_gc(store).merges
         collect_now(store)
-        assert objects(LocalBackend(place))["bundles"] == 0
+        assert objects(LocalBackend(location))["bundles"] == 0
         with pytest.raises(RefusedError, match="append-only"):
             backend.write(f"bundles/{'0' * 32}-1")
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, ready.made)
 
 
@@ -644,30 +644,30 @@ def test_the_format_is_3_before_anything_is_merged_and_stays(tmp_path: Path) -> 
     for name in ("one", "two", "three"):
         make_key_file(tmp_path / name)
         keys.append(KeySource(KeyHolder.FILE, str(tmp_path / name)))
-    place = tmp_path / "store"
-    with create_store(str(place), keys[0]) as store:
+    location = tmp_path / "store"
+    with create_store(str(location), keys[0]) as store:
         add_key(store.opened.backend, keys[0], keys[1], "second")
-    with open_store(str(place), keys[1]) as store:
+    with open_store(str(location), keys[1]) as store:
         before = store.config
         assert before.format == KEYS
         made = make_small(store, MANY_PACKS)
         collect_now(store)
         assert read_config(store.opened.backend).format == MERGED
-        assert not store.opened.backend.look().bundles
+        assert not store.opened.backend.list_holdings().bundles
         # A check of a command that has opened it before does not make it what it was.
         require_whole(store)
         assert read_config(store.opened.backend).format == MERGED
-    with open_store(str(place), keys[0]) as store:
+    with open_store(str(location), keys[0]) as store:
         assert collect_now(store).bundles == 1
         rotate_key(store.opened.backend, keys[0], keys[2], "third")
-    with open_store(str(place), keys[2]) as store:
+    with open_store(str(location), keys[2]) as store:
         assert (store.config.format, store.config.revision) == (MERGED, 2)
         require_all(store, made)
         # A backup of before, and an exported file.
         restore_backup(store.opened.backend, before, keys[1], replace=True)
         with new_archive(tmp_path / "file", store) as archive:
             copy_checkpoints(store, archive, store.manifests()[-1:])
-    with open_store(str(place), keys[1]) as store:
+    with open_store(str(location), keys[1]) as store:
         assert store.config.format == MERGED
         require_all(store, made)
     with open_store(str(tmp_path / "file"), keys[2]) as archive:
@@ -684,9 +684,9 @@ class Older(LocalBackend):
 
 
 def test_a_lent_store_of_an_older_version_is_used_as_before(tmp_path: Path, ready: Ready) -> None:
-    place = tmp_path / "store"
-    create_store(str(place)).close()
-    with open_store(Older(place)) as store:
+    location = tmp_path / "store"
+    create_store(str(location)).close()
+    with open_store(Older(location)) as store:
         made = make_small(store, MANY_PACKS)
         collect_now(store)
         require_all(store, made)
@@ -697,17 +697,17 @@ def test_an_older_version_that_lends_a_store_while_it_is_merged_hides_no_pack(
     tmp_path: Path, ready: Ready
 ) -> None:
     """What was merged would seem to be lost, and `repair --remove-lost` would remove it all."""
-    place = tmp_path / "store"
-    create_store(str(place)).close()
-    with open_store(Older(place)) as lent_store:
+    location = tmp_path / "store"
+    create_store(str(location)).close()
+    with open_store(Older(location)) as lent_store:
         made = make_small(lent_store, MANY_PACKS)
         for bundles in (0, 1):
-            with open_store(str(place)) as store:
+            with open_store(str(location)) as store:
                 assert collect_now(store).bundles == bundles
         for command in (check, plan_repair, plan_gc, lambda one: one.begin("vm")):
             with pytest.raises(UsageError, match="bundles"):
                 command(lent_store)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, made)
 
 
@@ -715,8 +715,8 @@ def test_nothing_is_merged_for_the_first_time_while_a_checkpoint_is_read(
     tmp_path: Path, ready: Ready
 ) -> None:
     """By a command of an older version, perhaps, that knows no bundles."""
-    place = ready.copied(tmp_path / "store")
-    with open_store(str(place)) as reader, open_store(str(place)) as store:
+    location = ready.copied(tmp_path / "store")
+    with open_store(str(location)) as reader, open_store(str(location)) as store:
         with reader.read(ready.made[0].manifest.id):
             assert not collect_now(store).bundles
         with reader.read(ready.made[0].manifest.id):
@@ -728,8 +728,8 @@ def test_nothing_is_merged_for_the_first_time_while_a_checkpoint_is_read(
 def test_a_pack_that_leaves_its_bundle_while_a_reader_lists_is_found(
     tmp_path: Path, ready: Ready, merged: Ready
 ) -> None:
-    """Two gcs wrote it anew and removed the bundle, between two listings of one look."""
-    place = merged.copied(tmp_path / "store")
+    """Two gcs wrote it again and removed the bundle, between two listings of one look."""
+    location = merged.copied(tmp_path / "store")
 
     class Moving(LocalBackend):
         moved = False
@@ -738,12 +738,12 @@ def test_a_pack_that_leaves_its_bundle_while_a_reader_lists_is_found(
             found = super().versions(folder)
             if folder == "packs" and not self.moved:
                 self.moved = True
-                for bundle in (place / "bundles").glob("[0-9a-f]*"):
+                for bundle in (location / "bundles").glob("[0-9a-f]*"):
                     bundle.unlink()
-                shutil.copytree(ready.place / "packs", place / "packs", dirs_exist_ok=True)
+                shutil.copytree(ready.location / "packs", location / "packs", dirs_exist_ok=True)
             return found
 
-    with open_store(Moving(place)) as store:
+    with open_store(Moving(location)) as store:
         require_one(store, *merged.made[-1])
 
 
@@ -777,17 +777,17 @@ def test_what_a_bundle_says_is_data(tmp_path: Path, ready: Ready) -> None:
         {"a": 1},
         5,
     ):
-        place = ready.copied(tmp_path / "store")
-        with open_store(str(place)) as store:
+        location = ready.copied(tmp_path / "store")
+        with open_store(str(location)) as store:
             write_bundle(store, rows)
-            held = store.opened.backend.look()
+            held = store.opened.backend.list_holdings()
             assert not held.bundles
             assert len(held.unreadable) == 1
             require_one(store, *ready.made[-1])
             assert not check(store).lost
             collect_now(store)
             require_whole(store)
-        shutil.rmtree(place)
+        shutil.rmtree(location)
 
 
 def write_bundle(store: Store, rows: object, content_bytes: int = 100) -> None:
@@ -800,7 +800,7 @@ def write_bundle(store: Store, rows: object, content_bytes: int = 100) -> None:
     length = len(first).to_bytes(4)
     store.opened.files.write(name, [head, length, first, bytes(100), second, head, length])
     if content_bytes > 100:
-        path = Path(store.place) / name
+        path = Path(store.location) / name
         end = path.read_bytes()[len(head + length + first) + 100 :]
         with path.open("r+b") as file:
             file.truncate(len(head + length + first) + content_bytes)

@@ -21,10 +21,10 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.place = folder / "state" / "checkpoints"
+        self.location = folder / "state" / "checkpoints"
         ram = memory(64, 1)
         after, dirty = dirtied(ram, 50, 1)
-        with create_store(str(self.place)) as store:
+        with create_store(str(self.location)) as store:
             first = save(store, ram, name="first")
             second = save(store, after, parent=first, dirty=dirty, name="second")
         self.states: list[tuple[Manifest, Memory]] = [(first, ram), (second, after)]
@@ -54,7 +54,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_small_packs_are_merged_by_gc(bench: Bench) -> None:
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         made = make_small(store, 16, vm="small")
     planned = bench.run("gc", "--dry-run")
     assert (planned["merged"], planned["bundles"]) == (20, 0)
@@ -69,7 +69,7 @@ def test_small_packs_are_merged_by_gc(bench: Bench) -> None:
     facts = bench.run("info")
     assert (facts["format"], facts["bundles"], facts["packs"]) == (3, 1, 20)
     assert bench.run("check")["whole"]
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         for manifest, ram in made:
             require_one(store, manifest, ram)
 
@@ -80,7 +80,7 @@ def test_info_and_check_and_gc(bench: Bench) -> None:
     assert facts["vms"] == ["vm"]
     assert facts["stored_bytes"] < facts["restored_bytes"]
     assert bench.run("check")["whole"]
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         store.remove([bench.states[0][0].id])
     planned = bench.run("gc", "--dry-run")
     assert planned["dry_run"]
@@ -88,7 +88,7 @@ def test_info_and_check_and_gc(bench: Bench) -> None:
     freed = bench.run("gc")
     assert freed["rewritten"] == planned["rewritten"] != []
     assert bench.run("gc")["freed_bytes"] == 0
-    [pack, *_] = (bench.place / "packs").glob("[0-9a-f]*")
+    [pack, *_] = (bench.location / "packs").glob("[0-9a-f]*")
     data = pack.read_bytes()
     pack.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     error = bench.run("check", code=11)["error"]
@@ -101,7 +101,7 @@ def test_checkpoints_are_carried_in_a_file(bench: Bench) -> None:
     file = bench.folder / "carried"
     first, second = (manifest.id for manifest, _ in bench.states)
     assert bench.run("export", str(file))["copied"] == [first, second]
-    assert "there already" in bench.run("export", str(file), code=4)["error"]["what"]
+    assert "exists already" in bench.run("export", str(file), code=4)["error"]["what"]
     assert bench.run("info", str(file))["checkpoints"] == 2
     assert bench.run("check", str(file))["whole"]
     other = str(bench.folder / "other")
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_not_left_out_of_a_copy_without_a_word(
     bench: Bench, named: bool
 ) -> None:
     """Of a store with a damaged checkpoint the copy elsewhere was said to be complete."""
-    path = bench.place / "checkpoints" / bench.states[0][0].id
+    path = bench.location / "checkpoints" / bench.states[0][0].id
     path.write_bytes(b"\0" * 200 + path.read_bytes()[200:])
     other, file = bench.folder / "other", bench.folder / "carried"
     bench.run("init", str(other))
@@ -161,7 +161,7 @@ def test_what_cannot_be_meant_is_said(bench: Bench) -> None:
 
 def test_damage_is_repaired(bench: Bench) -> None:
     lost = bench.states[1][0].id
-    path = bench.place / "checkpoints" / lost
+    path = bench.location / "checkpoints" / lost
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     assert bench.run("check", "--read-data-subset", "1/3", code=11)["error"]["kind"] == "damaged"
@@ -180,7 +180,7 @@ def test_damage_is_repaired(bench: Bench) -> None:
 def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """All hosts' own, and those that VMs were taken into; a silent host keeps nobody back."""
+    """All hosts' own, and those that VMs were taken into; a silent host keeps no one back."""
     state = tmp_path / "operator"
     (state / "hosts").mkdir(parents=True)
 
@@ -196,7 +196,7 @@ def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
     assert (code, none["error"]["kind"]) == (3, "not-found")
     host("a", bench.folder / "state")
     code, one = check()
-    assert (code, one["place"], one["checkpoints"]) == (0, str(bench.place), 2)
+    assert (code, one["place"], one["checkpoints"]) == (0, str(bench.location), 2)
     with create_store(str(tmp_path / "b" / "checkpoints")) as store:
         save(store, memory(16, 3), name="third")
     host("b", tmp_path / "b")
@@ -215,14 +215,14 @@ def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
     pack.write_bytes(data)
     code, damaged = check()
     assert (code, str(tmp_path / "b") in damaged["error"]["what"]) == (11, True)
-    assert check(str(bench.place))[0] == 0
+    assert check(str(bench.location))[0] == 0
 
 
 def test_a_checkpoint_that_cannot_be_read_is_listed_and_removed_by_its_id(bench: Bench) -> None:
     first, second = (manifest.id for manifest, _ in bench.states)
-    path = bench.place / "checkpoints" / second
+    path = bench.location / "checkpoints" / second
     path.write_bytes(path.read_bytes()[:60])
-    where = ("--store", str(bench.place))
+    where = ("--store", str(bench.location))
     listed = bench.run("checkpoint", "list", *where)
     assert [one["id"] for one in listed["checkpoints"]] == [first]
     assert second in str(listed["silent"])

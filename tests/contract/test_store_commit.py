@@ -42,10 +42,10 @@ def lost_answer() -> None:
 
 
 def test_undo_leaves_packs_that_another_writer_rests_on(tmp_path: Path) -> None:
-    place, ram = str(tmp_path / "store"), memory(PAGES, 1)
-    create_store(place).close()
-    backend = Losing(Path(place))
-    with open_store(place) as other, open_store(backend) as store:
+    location, ram = str(tmp_path / "store"), memory(PAGES, 1)
+    create_store(location).close()
+    backend = Losing(Path(location))
+    with open_store(location) as other, open_store(backend) as store:
 
         def then() -> None:
             save(other, ram, vm="other")
@@ -63,9 +63,9 @@ def test_undo_leaves_packs_that_another_writer_rests_on(tmp_path: Path) -> None:
 
 
 def test_what_undo_leaves_is_collected(tmp_path: Path) -> None:
-    place = str(tmp_path / "store")
-    create_store(place).close()
-    backend = Losing(Path(place))
+    location = str(tmp_path / "store")
+    create_store(location).close()
+    backend = Losing(Path(location))
     backend.then = lost_answer
     with open_store(backend) as store:
         with pytest.raises(StorageError, match="cannot put it"):
@@ -78,12 +78,12 @@ def test_what_undo_leaves_is_collected(tmp_path: Path) -> None:
 
 
 def test_a_commit_whose_packs_went_is_no_commit(tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    create_store(str(place)).close()
-    backend = Losing(place)
+    location = tmp_path / "store"
+    create_store(str(location)).close()
+    backend = Losing(location)
 
     def then() -> None:
-        for pack in (place / "packs").glob("[0-9a-f]*"):
+        for pack in (location / "packs").glob("[0-9a-f]*"):
             pack.unlink()
 
     backend.then = then
@@ -96,9 +96,9 @@ def test_a_commit_whose_packs_went_is_no_commit(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_taken_back_is_an_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, ram = str(tmp_path / "store"), memory(PAGES, 1)
-    create_store(place).close()
-    backend = Losing(Path(place))
+    location, ram = str(tmp_path / "store"), memory(PAGES, 1)
+    create_store(location).close()
+    backend = Losing(Path(location))
 
     def then() -> None:
         monkeypatch.setattr(backend, "remove", lambda name: lost_answer())

@@ -344,7 +344,7 @@ def test_a_store_of_format_1_gets_its_copies_by_check(tmp_path: Path) -> None:
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
-    place, one, two = str(tmp_path / "store"), str(tmp_path / "one"), str(tmp_path / "two")
+    location, one, two = str(tmp_path / "store"), str(tmp_path / "one"), str(tmp_path / "two")
 
     def run(*words: str, code: int = 0) -> dict[str, object]:
         command = [sys.executable, "-m", "vmckpt.cli.entry", "store", *words, "--json"]
@@ -353,18 +353,18 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         answer: dict[str, object] = json.loads(done.stdout)
         return answer
 
-    at = ("--store", place)
-    run("init", place, "--key-file", one)
+    at = ("--store", location)
+    run("init", location, "--key-file", one)
     run("key", "export", str(tmp_path / "backup"), *at)
     added = run("key", "add", *at, "--key-file", one, "--new-key-file", two, "--name", "second")
-    assert run("info", place, "--key-file", two)["keys"] == 2
+    assert run("info", location, "--key-file", two)["keys"] == 2
     run("key", "remove", str(added["id"]), *at, "--key-file", two, code=4)
     run("key", "rotate", *at, "--key-file", one, "--new-key-command", "echo phrase")
-    run("info", place, "--key-file", one, code=4)
+    run("info", location, "--key-file", one, code=4)
     # The backup is of before: it is put back only on purpose, and then remembered.
     run("key", "import", str(tmp_path / "backup"), *at, "--key-file", one, code=4)
     run("key", "import", str(tmp_path / "backup"), *at, "--key-file", one, "--replace")
-    assert run("check", place, "--key-file", one)["whole"]
+    assert run("check", location, "--key-file", one)["whole"]
 
 
 def test_a_change_that_fails_at_its_last_step_leaves_the_only_copy(

@@ -85,7 +85,7 @@ class World:
     """A store, and what is in it. `lost` ones cannot be restored; `may_go` may be there or not."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.place = folder, folder / "store"
+        self.folder, self.location = folder, folder / "store"
         self.made: list[Made] = []
         self.lost: set[str] = set()
         self.may_go: set[str] = set()
@@ -94,7 +94,7 @@ class World:
     def open(self) -> Store:
         for key in self.keys:
             with suppress(RefusedError):
-                return open_store(str(self.place), key)
+                return open_store(str(self.location), key)
         raise AssertionError("no key opens it")
 
     def copied(self, to: Path) -> "World":
@@ -125,13 +125,13 @@ def small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Packs in a bundle that is worn, loose ones to merge, one to write anew."""
+    """Packs in a bundle that is worn, loose ones to merge, one to write again."""
     folder = tmp_path_factory.mktemp("worlds")
     for number in (0, 1):
         make_key_file(folder / f"key-{number}")
     world = World(folder / "whole")
     world.folder.mkdir()
-    with create_store(str(world.place), world.keys[0]) as store:
+    with create_store(str(world.location), world.keys[0]) as store:
         allow_bundles(store.opened.backend)
     with world.open() as store:
         old = make_small(store, 5, seed=1, vm="a")
@@ -148,7 +148,7 @@ def flip(world: World, name: str) -> None:
     with world.open() as store:
         pack = store.opened.packs.find(bytes.fromhex(name))
         at = int(pack.table.starts[0] + pack.table.stored[0] // 2)
-        path = world.place / pack.name
+        path = world.location / pack.name
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
@@ -273,7 +273,7 @@ def test_a_repair_ends_anywhere(everywhere: Everywhere, damaged: World) -> None:
 
 def test_a_rotation_ends_anywhere(everywhere: Everywhere, world: World) -> None:
     def rotate(one: World) -> None:
-        rotate_key(LocalBackend(one.place), one.keys[0], one.keys[1], "")
+        rotate_key(LocalBackend(one.location), one.keys[0], one.keys[1], "")
 
     everywhere.run(world, rotate, step=7)
 

@@ -29,10 +29,10 @@ class Small:
         if encrypted:
             make_key_file(folder / "key")
             key = KeySource(KeyHolder.FILE, str(folder / "key"))
-        self.place, self.key = folder / "store", key
+        self.location, self.key = folder / "store", key
         self.states: list[tuple[Manifest, Memory]] = []
         first = memory(PAGES, 1)
-        with create_store(str(self.place), key) as store:
+        with create_store(str(self.location), key) as store:
             one = save(store, first)
             second, dirty = dirtied(first, 40, 1)
             two = save(store, second, parent=one, dirty=dirty)
@@ -45,12 +45,12 @@ class Small:
 
     def files(self) -> list[Path]:
         """Every file that has bytes."""
-        return sorted(p for p in self.place.rglob("*") if p.is_file() and p.stat().st_size)
+        return sorted(p for p in self.location.rglob("*") if p.is_file() and p.stat().st_size)
 
     def require_found(self, what: str) -> None:
         """The damage is found, and a restore refuses, or is unharmed."""
         try:
-            with open_store(str(self.place), self.key) as store:
+            with open_store(str(self.location), self.key) as store:
                 report = check(store)
                 assert report.findings, f"{what} was not found"
                 for manifest, ram in self.states:
@@ -82,7 +82,7 @@ def flip_many(small: Small, count: int) -> None:
     """Flips in every file in turn, half of them where the formats' own bytes are: at the ends."""
     rng = random.Random(7)
     files = small.files()
-    assert {p.relative_to(small.place).parts[0] for p in files} == {
+    assert {p.relative_to(small.location).parts[0] for p in files} == {
         "checkpoints",
         "config",
         "maps",
@@ -98,7 +98,7 @@ def flip_many(small: Small, count: int) -> None:
         flip(path, at, bit)
         small.require_found(f"bit {bit} of byte {at} of {size} of {path.name}")
         path.write_bytes(kept)
-    with open_store(str(small.place), small.key) as store:
+    with open_store(str(small.location), small.key) as store:
         assert check(store).whole
 
 
@@ -122,7 +122,7 @@ def test_files_that_are_gone_cut_off_or_too_long_are_found(small: Small) -> None
                 path.write_bytes(what)
             if what is None and path.parent.name in ("checkpoints", "config"):
                 # It was removed, or an older version made the store: that is no damage.
-                with open_store(str(small.place), small.key) as store:
+                with open_store(str(small.location), small.key) as store:
                     assert check(store).whole
             else:
                 small.require_found(f"{path.name} with {len(what or b'')} bytes")
@@ -131,7 +131,7 @@ def test_files_that_are_gone_cut_off_or_too_long_are_found(small: Small) -> None
 
 def test_a_file_in_the_place_of_another_is_found(small: Small) -> None:
     for folder in ("packs", "checkpoints"):
-        one, other = sorted((small.place / folder).glob("[0-9a-f]*"))[:2]
+        one, other = sorted((small.location / folder).glob("[0-9a-f]*"))[:2]
         kept = one.read_bytes()
         shutil.copyfile(other, one)
         small.require_found(f"{other.name} under the name {one.name}")
@@ -140,9 +140,9 @@ def test_a_file_in_the_place_of_another_is_found(small: Small) -> None:
 
 def test_strangers_are_found(small: Small) -> None:
     for folder in ("packs", "checkpoints", "maps"):
-        stranger = small.place / folder / "notes.txt"
+        stranger = small.location / folder / "notes.txt"
         stranger.write_text("hello")
-        with open_store(str(small.place), small.key) as store:
+        with open_store(str(small.location), small.key) as store:
             assert [f.name for f in check(store).findings] == [f"{folder}/notes.txt"]
         stranger.unlink()
 
@@ -150,8 +150,8 @@ def test_strangers_are_found(small: Small) -> None:
 def test_gc_refuses_while_it_cannot_know_what_is_needed(small: Small) -> None:
     manifest, ram = small.states[0]
     damaged = small.states[1][0].id
-    flip(small.place / "checkpoints" / damaged, 400, 1)
-    with open_store(str(small.place), small.key) as store:
+    flip(small.location / "checkpoints" / damaged, 400, 1)
+    with open_store(str(small.location), small.key) as store:
         with pytest.raises(RefusedError, match="it is not known what it needs"):
             plan_gc(store)
         store.remove([damaged])
@@ -161,22 +161,22 @@ def test_gc_refuses_while_it_cannot_know_what_is_needed(small: Small) -> None:
 
 def test_nothing_new_rests_on_a_damaged_pack(small: Small) -> None:
     _, ram = small.states[1]
-    for pack in (small.place / "packs").glob("[0-9a-f]*"):
+    for pack in (small.location / "packs").glob("[0-9a-f]*"):
         flip(pack, pack.stat().st_size - 10, 1)
-    with open_store(str(small.place), small.key) as store:
+    with open_store(str(small.location), small.key) as store:
         saved = save(store, ram, vm="other")
         require_same(store, saved, ram)
 
 
-def lose_packs(place: Path) -> None:
-    for pack in (place / "packs").glob("[0-9a-f]*"):
+def lose_packs(location: Path) -> None:
+    for pack in (location / "packs").glob("[0-9a-f]*"):
         pack.unlink()
 
 
 def test_nothing_new_starts_from_a_checkpoint_whose_packs_are_lost(small: Small) -> None:
     manifest, ram = small.states[1]
-    lose_packs(small.place)
-    with open_store(str(small.place), small.key) as store:
+    lose_packs(small.location)
+    with open_store(str(small.location), small.key) as store:
         with pytest.raises(DamagedError, match="packs are missing or damaged"):
             store.begin("vm", manifest.id)
         require_same(store, save(store, ram), ram)
@@ -185,7 +185,7 @@ def test_nothing_new_starts_from_a_checkpoint_whose_packs_are_lost(small: Small)
 def test_a_copy_rests_on_nothing_that_its_target_has_lost(small: Small, tmp_path: Path) -> None:
     (one, _), (other, ram) = small.states
     with (
-        open_store(str(small.place), small.key) as store,
+        open_store(str(small.location), small.key) as store,
         create_store(str(tmp_path / "target")) as target,
     ):
         copy_checkpoints(store, target, [one])
@@ -195,15 +195,15 @@ def test_a_copy_rests_on_nothing_that_its_target_has_lost(small: Small, tmp_path
 
 
 def test_flipped_bits_of_an_exported_file_are_found(small: Small) -> None:
-    path = small.place.parent / "exported"
-    with open_store(str(small.place), small.key) as store:
+    path = small.location.parent / "exported"
+    with open_store(str(small.location), small.key) as store:
         with new_archive(path, store) as archive:
             copy_checkpoints(store, archive, store.manifests())
         with open_store(str(path), small.key) as archive:
             assert check(archive).whole
             for manifest, ram in small.states:
                 require_same(archive, manifest, ram)
-    small.place = path
+    small.location = path
     rng = random.Random(3)
     size = path.stat().st_size
     for i in range(FLIPS):

@@ -24,8 +24,8 @@ RAM = memory(64, 1)
 class Made:
     """A store with a checkpoint of `RAM` whose first page is another, and one that shares it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = str(place)
+    def __init__(self, location: Path) -> None:
+        self.location = str(location)
         page = int(np.flatnonzero(RAM.any(axis=1))[0])
         wrong = RAM.copy()
         wrong[page, 0] ^= 1
@@ -36,14 +36,14 @@ class Made:
                 data = memoryview(bytes(data).replace(wrong[page].tobytes(), RAM[page].tobytes()))
             return right(sealer, data, chunk_bytes)
 
-        with create_store(self.place) as store, pytest.MonkeyPatch.context() as patch:
+        with create_store(self.location) as store, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Sealer, "hashes", hashes)
             self.first = save(store, wrong)
         with self.open() as store:
             self.second = save(store, RAM, vm="other")
 
     def open(self) -> Store:
-        return open_store(self.place)
+        return open_store(self.location)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_storage import environment, new_place, s3_server
+from tests.object_storage import environment, new_location, s3_server
 from tests.store_flips import Flipping, Put
-from vmckpt.checkpoint.catalogue.place import lent
+from vmckpt.checkpoint.catalogue.location import lent
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.backends.local import LocalBackend
@@ -32,9 +32,9 @@ Opening = tuple[Callable[[], Store], Put, Callable[[], Store]]
 @contextmanager
 def directory(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     """A directory of this machine."""
-    place = folder / "store"
-    create_store(str(place)).close()
-    yield lambda: open_store(str(place)), in_files(place), lambda: open_store(str(place))
+    location = folder / "store"
+    create_store(str(location)).close()
+    yield lambda: open_store(str(location)), in_files(location), lambda: open_store(str(location))
 
 
 @contextmanager
@@ -49,24 +49,24 @@ def of_merged_packs(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Opening
 @contextmanager
 def of_another_host(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     """A directory that another host lends."""
-    place = folder / "store"
-    create_store(str(place)).close()
+    location = folder / "store"
+    create_store(str(location)).close()
     host = LocalHost("there", folder / "state", "127.0.0.1")
 
-    with closing(Lending(host, place)) as lending:
-        yield lending.reopen, in_files(place), lambda: open_store(str(place))
+    with closing(Lending(host, location)) as lending:
+        yield lending.reopen, in_files(location), lambda: open_store(str(location))
 
 
 class Lending:
     """Opens a store that a host lends; the process there serves several commands."""
 
-    def __init__(self, host: LocalHost, place: Path) -> None:
-        self._host, self._place = host, place
+    def __init__(self, host: LocalHost, location: Path) -> None:
+        self._host, self._place = host, location
         self._backend: Kept | None = None
         self._commands = 0
 
     def reopen(self) -> Store:
-        """The store, opened anew."""
+        """The store, opened again."""
         if self._backend is None or self._commands % COMMANDS == 0:
             self.close()
             sock = asyncio.run(lent(self._host, str(self._place)))
@@ -97,16 +97,16 @@ def object_storage(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Opening]
     with s3_server(folder) as url:
         for name, value in environment(url).items():
             patch.setenv(name, value)
-        place = new_place()
-        create_store(place).close()
-        yield lambda: open_store(place), S3Backend(place).put, lambda: open_store(place)
+        location = new_location()
+        create_store(location).close()
+        yield lambda: open_store(location), S3Backend(location).put, lambda: open_store(location)
 
 
-def in_files(place: Path) -> Put:
+def in_files(location: Path) -> Put:
     """Other bytes in the place of a file's."""
 
     def put(name: str, data: bytes) -> None:
-        (place / name).write_bytes(data)
+        (location / name).write_bytes(data)
 
     return put
 
@@ -129,29 +129,29 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", PLACES)
 def test_what_check_calls_whole_restores_and_puts_heal(
-    place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
+    location: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flip_many(place, folder, monkeypatch, FEW_FLIPS)
+    flip_many(location, folder, monkeypatch, FEW_FLIPS)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", PLACES)
 def test_three_thousand_flips_in_three_kinds_of_place(
-    place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
+    location: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flip_many(place, folder, monkeypatch, MANY_FLIPS[place])
+    flip_many(location, folder, monkeypatch, MANY_FLIPS[location])
 
 
-def flip_many(place: Place, folder: Path, patch: pytest.MonkeyPatch, flips: int) -> None:
+def flip_many(location: Place, folder: Path, patch: pytest.MonkeyPatch, flips: int) -> None:
     """Flips in a place, and the counts of what came of them on stdout."""
     with (
-        place(folder, patch) as (reopen, put, look),
+        location(folder, patch) as (reopen, put, look),
         create_store(str(folder / "mirror")) as mirror,
     ):
         flipping = Flipping(reopen, mirror, put, look, seed=5)
         while (done := flipping.counts["flips"]) < flips:
             flipping.run(min(flips, done + 50))
-            print(place.__name__, dict(flipping.counts), flush=True)
+            print(location.__name__, dict(flipping.counts), flush=True)

@@ -30,36 +30,36 @@ class Kept:
     """A store with a checkpoint, whose folders may be somewhere else."""
 
     def __init__(self, folder: Path) -> None:
-        self.place, self.away = folder / "store", folder / "away"
+        self.location, self.away = folder / "store", folder / "away"
         self.ram: Memory = memory(PAGES, 1)
-        with create_store(str(self.place)) as store:
+        with create_store(str(self.location)) as store:
             self.id = store.config.id
             self.made: Manifest = save(store, self.ram)
 
     @property
     def mark(self) -> Path:
         """Without it the store is one of an older vmckpt."""
-        return self.place / mark_of(self.id)
+        return self.location / mark_of(self.id)
 
     def unmount(self, folder: str) -> Path:
         """There is an empty directory in its place."""
-        (self.place / folder).rename(self.away)
-        (self.place / folder).mkdir()
-        return self.place / folder
+        (self.location / folder).rename(self.away)
+        (self.location / folder).mkdir()
+        return self.location / folder
 
     def mount(self, folder: str) -> None:
         """It is there again."""
-        shutil.rmtree(self.place / folder, ignore_errors=True)
-        self.away.rename(self.place / folder)
+        shutil.rmtree(self.location / folder, ignore_errors=True)
+        self.away.rename(self.location / folder)
 
     def forget_marks(self) -> None:
         """As an older vmckpt has made it."""
         self.mark.rmdir()
         for folder in OBJECT_FOLDERS:
-            (self.place / folder / self.mark.name).rmdir()
+            (self.location / folder / self.mark.name).rmdir()
 
     def require_whole(self) -> None:
-        with open_store(str(self.place)) as store:
+        with open_store(str(self.location)) as store:
             collect(store, plan_gc(store))
             assert check(store).whole
             require_same(store, self.made, self.ram)
@@ -82,9 +82,9 @@ def repaired(store: Store) -> None:
     repair(store, plan_repair(store), remove_lost=True)
 
 
-def emptied(place: Path) -> None:
-    """By who wants none of it any more: all but directories, as rm does."""
-    for one in place.iterdir():
+def emptied(location: Path) -> None:
+    """By who wants none of it any longer: all but directories, as rm does."""
+    for one in location.iterdir():
         if one.is_file():
             one.unlink()
 
@@ -95,7 +95,10 @@ def test_a_mount_point_is_no_folder_of_a_store(
     kept: Kept, folder: str, command: Callable[[Store], object]
 ) -> None:
     there = kept.unmount(folder)
-    with open_store(str(kept.place)) as store, pytest.raises(StorageError, match=NOT_OWN) as error:
+    with (
+        open_store(str(kept.location)) as store,
+        pytest.raises(StorageError, match=NOT_OWN) as error,
+    ):
         command(store)
     assert "not mounted" in error.value.why
     assert "store accept" in error.value.remedy
@@ -106,18 +109,18 @@ def test_a_mount_point_is_no_folder_of_a_store(
 
 @pytest.mark.parametrize("folder", OBJECT_FOLDERS)
 def test_a_folder_that_is_gone_is_not_empty(kept: Kept, folder: str) -> None:
-    (kept.place / folder).rename(kept.away)
-    with open_store(str(kept.place)) as store:
+    (kept.location / folder).rename(kept.away)
+    with open_store(str(kept.location)) as store:
         for command in (collected, added, repaired):
             with pytest.raises(StorageError, match=NOT_OWN):
                 command(store)
-    kept.away.rename(kept.place / folder)
+    kept.away.rename(kept.location / folder)
     kept.require_whole()
 
 
 def test_checkpoints_are_neither_removed_nor_listed_where_they_are_not(kept: Kept) -> None:
     kept.unmount("checkpoints")
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         for command in (Store.catalogue, Store.ids, lambda one: one.remove([kept.made.id])):
             with pytest.raises(StorageError, match=NOT_OWN):
                 command(store)
@@ -126,7 +129,7 @@ def test_checkpoints_are_neither_removed_nor_listed_where_they_are_not(kept: Kep
 
 
 def test_maps_that_are_not_mounted_are_not_missing(kept: Kept) -> None:
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         kept.unmount("maps")
         with pytest.raises(StorageError, match=f"maps .*{NOT_OWN}"):
             require_same(store, kept.made, kept.ram)
@@ -137,7 +140,7 @@ def test_another_stores_folder_is_not_this_ones(kept: Kept, tmp_path: Path) -> N
     with create_store(str(other)) as store:
         store.remove([save(store, kept.ram).id])
     shutil.copytree(other / "checkpoints", kept.unmount("checkpoints"), dirs_exist_ok=True)
-    with open_store(str(kept.place)) as store, pytest.raises(StorageError, match=NOT_OWN):
+    with open_store(str(kept.location)) as store, pytest.raises(StorageError, match=NOT_OWN):
         collected(store)
     kept.mount("checkpoints")
     kept.require_whole()
@@ -151,15 +154,18 @@ def test_a_disk_that_goes_while_a_checkpoint_is_made_takes_none(kept: Kept) -> N
                 kept.unmount("checkpoints")
             return found
 
-    with open_store(Going(kept.place)) as store, pytest.raises(OutcomeUnknownError, match="not kn"):
+    with (
+        open_store(Going(kept.location)) as store,
+        pytest.raises(OutcomeUnknownError, match="not kn"),
+    ):
         added(store)
-    assert not list((kept.place / "checkpoints").iterdir())
+    assert not list((kept.location / "checkpoints").iterdir())
     kept.mount("checkpoints")
     kept.require_whole()
 
 
 def test_a_store_all_of_whose_checkpoints_were_removed_is_collected(kept: Kept) -> None:
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         store.remove([kept.made.id])
         collected(store)
         assert not store.opened.backend.names("packs")
@@ -172,18 +178,18 @@ def test_a_store_of_before_is_marked_by_who_changes_it(
     kept: Kept, command: Callable[[Store], object]
 ) -> None:
     kept.forget_marks()
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         assert check(store).whole
         assert not kept.mark.exists()
         doomed = save(store, memory(PAGES, 3)) if command is collected else None
         if doomed:
             store.remove([doomed.id])
             kept.forget_marks()
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         command(store)
     assert kept.mark.exists()
     kept.unmount("checkpoints")
-    with open_store(str(kept.place)) as store, pytest.raises(StorageError, match=NOT_OWN):
+    with open_store(str(kept.location)) as store, pytest.raises(StorageError, match=NOT_OWN):
         collected(store)
     kept.mount("checkpoints")
     kept.require_whole()
@@ -193,8 +199,8 @@ def test_a_store_of_before_is_marked_by_who_changes_it(
 def test_a_store_of_before_whose_disk_is_not_mounted_is_not_marked(kept: Kept, folder: str) -> None:
     kept.forget_marks()
     kept.unmount(folder)
-    (kept.place / folder / "NOT MOUNTED").touch()
-    with open_store(str(kept.place)) as store:
+    (kept.location / folder / "NOT MOUNTED").touch()
+    with open_store(str(kept.location)) as store:
         with pytest.raises(StorageError, match="not certain"):
             added(store)
         if folder == "checkpoints":
@@ -211,10 +217,10 @@ def test_gc_makes_room_on_a_disk_that_is_too_full_for_marks(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with open_store(str(kept.place)) as store:
+    with open_store(str(kept.location)) as store:
         other = save(store, memory(PAGES, 4))
         kept.forget_marks()
-    with open_store(str(kept.place)) as store, monkeypatch.context() as patch:
+    with open_store(str(kept.location)) as store, monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", full)
         store.remove([other.id])
         assert collect(store, plan_gc(store)).freed_bytes
@@ -225,9 +231,9 @@ def test_gc_makes_room_on_a_disk_that_is_too_full_for_marks(
 @pytest.fixture(params=["here", "lent"])
 def backend(request: pytest.FixtureRequest, kept: Kept) -> Iterator[object]:
     if request.param == "here":
-        yield LocalBackend(kept.place)
+        yield LocalBackend(kept.location)
         return
-    with lent(kept.place) as near:
+    with lent(kept.location) as near:
         yield near
 
 
@@ -248,27 +254,27 @@ def test_what_is_accepted_is_the_stores(kept: Kept, backend: LocalBackend, marke
 
 
 def test_a_client_that_may_only_add_accepts_nothing(kept: Kept) -> None:
-    with lent(kept.place, append_only=True) as near:
+    with lent(kept.location, append_only=True) as near:
         near.accept_folders()
         kept.unmount("checkpoints")
         with pytest.raises(StorageError, match=NOT_OWN):
             near.accept_folders()
-        assert not list((kept.place / "checkpoints").iterdir())
+        assert not list((kept.location / "checkpoints").iterdir())
     kept.mount("checkpoints")
     kept.require_whole()
 
 
 def test_accept_as_it_is_typed(kept: Kept, tmp_path: Path) -> None:
     kept.unmount("checkpoints")
-    done = vmckpt(tmp_path / "state", "store", "gc", str(kept.place))
+    done = vmckpt(tmp_path / "state", "store", "gc", str(kept.location))
     assert (done.returncode, NOT_OWN in done.stderr) == (11, True)
-    assert not vmckpt(tmp_path / "state", "store", "accept", str(kept.place)).returncode
-    assert not vmckpt(tmp_path / "state", "store", "gc", str(kept.place)).returncode
+    assert not vmckpt(tmp_path / "state", "store", "accept", str(kept.location)).returncode
+    assert not vmckpt(tmp_path / "state", "store", "gc", str(kept.location)).returncode
 
 
 def test_marks_are_what_docs_say_and_no_objects(kept: Kept) -> None:
     for folder in ("", *OBJECT_FOLDERS):
-        [mark] = (kept.place / folder).glob("of-store-*")
+        [mark] = (kept.location / folder).glob("of-store-*")
         assert (mark.name, mark.is_dir()) == (f"of-store-{kept.id}", True)
-    backend = LocalBackend(kept.place)
+    backend = LocalBackend(kept.location)
     assert not any("of-store" in name for one in OBJECT_FOLDERS for name in backend.names(one))

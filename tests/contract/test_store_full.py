@@ -79,7 +79,7 @@ def attempts(
         make(store, 98, None)
 
     def gc() -> None:
-        shutil.copytree(store.place, folder)
+        shutil.copytree(store.location, folder)
         with open_store(str(folder)) as same:
             *older, last = same.manifests()
             try:
@@ -163,7 +163,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.remove([manifest.id for manifest in kept])
         collect(store, plan_gc(store))
         require_same(store, save(store, ram), ram)
-        again = [sys.executable, "-m", "vmckpt.cli.entry", "store", "check", store.place]
+        again = [sys.executable, "-m", "vmckpt.cli.entry", "store", "check", store.location]
         assert subprocess.run(again, check=False).returncode == 0
 
 
@@ -179,7 +179,7 @@ def test_an_export_that_finds_no_space_at_its_end_says_so(
         left -= 1
         if left < 0:
             exc = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise storage_error(exc, name, archive.place)
+            raise storage_error(exc, name, archive.location)
         add(archive, name, source, size)
 
     monkeypatch.setattr(NewArchive, "add", failing)

@@ -26,22 +26,22 @@ from vmckpt.store.store import Store
 PAGES = 256
 
 
-def flip_frame(place: Path, pack: str, frame: int = 0, bit: int = 0) -> None:
+def flip_frame(location: Path, pack: str, frame: int = 0, bit: int = 0) -> None:
     """Flip a bit in the middle of a frame of a pack."""
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         found = store.opened.packs.find(bytes.fromhex(pack))
         at = int(found.table.starts[frame] + found.table.stored[frame] // 2)
-        path = place / found.name
+        path = location / found.name
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
     path.write_bytes(data)
 
 
-def flip_names(place: Path, pack: str) -> None:
+def flip_names(location: Path, pack: str) -> None:
     """Flip a bit of a pack's table of names."""
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         found = store.opened.packs.find(bytes.fromhex(pack))
-        at, path = found._hash_place[0] + 20, place / found.name
+        at, path = found._hash_span[0] + 20, location / found.name
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
@@ -57,16 +57,16 @@ def ram_pack(store: Store, manifest: Manifest) -> str:
 class Damaged:
     """A store whose only checkpoint has a damaged frame of RAM."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.ram = place, memory(PAGES, 1)
-        with create_store(str(place)) as store:
+    def __init__(self, location: Path) -> None:
+        self.location, self.ram = location, memory(PAGES, 1)
+        with create_store(str(location)) as store:
             self.first = save(store, self.ram)
             self.pack = ram_pack(store, self.first)
-        flip_frame(place, self.pack)
+        flip_frame(location, self.pack)
 
     def open(self) -> Store:
         """The store."""
-        return open_store(str(self.place))
+        return open_store(str(self.location))
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_full_disk_is_collected_although_damage_is_to_heal(
             with hurt.open() as store:
                 collect(store, plan_gc(store))
     with hurt.open() as store:
-        assert bool(store.opened.backend.look().bundles) == is_merged
+        assert bool(store.opened.backend.list_holdings().bundles) == is_merged
         store.remove([one.id for one in gone])
     write, unlink, full = os.write, os.unlink, [True]
 
@@ -208,15 +208,15 @@ def test_damage_that_is_met_meanwhile_ends_the_commit(hurt: Damaged) -> None:
 
 
 def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> None:
-    place, first = tmp_path / "store", memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    location, first = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(location)) as store:
         one = save(store, first)
         second, dirty = dirtied(first, 100, 1)
         two = save(store, second, parent=one, dirty=dirty)
         pack = ram_pack(store, one)
         store.remove([one.id])
-    flip_frame(place, pack)
-    with open_store(str(place)) as store:
+    flip_frame(location, pack)
+    with open_store(str(location)) as store:
         done = collect(store, plan_gc(store))
         [(name, lost)] = done.lost.items()
         assert pack in name
@@ -243,23 +243,23 @@ def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> Non
         save(store, second, vm="other")
         require_same(store, two, second)
     # The record that alone knows what is lost is there twice.
-    record = next((place / "damaged").iterdir())
+    record = next((location / "damaged").iterdir())
     record.write_bytes(record.read_bytes()[:-1])
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_same(store, two, second)
         assert collect(store, plan_gc(store)).healed == lost
         require_same(store, two, second)
         assert check(store).whole
 
 
-def save_two(place: Path) -> tuple[Manifest, Manifest, Memory]:
+def save_two(location: Path) -> tuple[Manifest, Manifest, Memory]:
     """Two checkpoints, and the memory of the second one, which needs all but the first frame of
-    what the first one needs: too much for gc to write their pack anew once that alone is left.
+    what the first one needs: too much for gc to write their pack again once that alone is left.
     """
     first = np.random.default_rng(1).integers(1, 256, (2 * PAGES, PAGE_CHUNK_BYTES), dtype=np.uint8)
     second, dirty = first.copy(), np.arange(FRAME_BYTES // PAGE_CHUNK_BYTES)
     second[dirty] = 0
-    with create_store(str(place)) as store:
+    with create_store(str(location)) as store:
         one = save(store, first)
         two = save(store, second, parent=one, dirty=dirty)
     return one, two, second
@@ -269,17 +269,17 @@ def save_two(place: Path) -> tuple[Manifest, Manifest, Memory]:
 def test_a_repaired_store_is_whole_where_what_is_left_needs_most_of_a_damaged_pack(
     tmp_path: Path, is_given_up: bool
 ) -> None:
-    """`is_given_up`: gc has written the pack anew before, without what is lost."""
-    place = tmp_path / "store"
-    one, two, second = save_two(place)
-    with open_store(str(place)) as store:
+    """`is_given_up`: gc has written the pack again before, without what is lost."""
+    location = tmp_path / "store"
+    one, two, second = save_two(location)
+    with open_store(str(location)) as store:
         pack = ram_pack(store, one)
-    flip_frame(place, pack)
+    flip_frame(location, pack)
     if is_given_up:
-        flip_names(place, pack)
-        with open_store(str(place)) as store:
+        flip_names(location, pack)
+        with open_store(str(location)) as store:
             assert collect(store, plan_gc(store)).lost
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         plan = plan_repair(store)
         assert repair(store, plan, remove_lost=True).removed == [one.id]
         assert check(store).whole
@@ -290,17 +290,17 @@ def test_a_repaired_store_is_whole_where_what_is_left_needs_most_of_a_damaged_pa
 
 def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
     """All that is needed of it was in one frame."""
-    place, first = tmp_path / "store", memory(PAGES // 4, 1)
-    with create_store(str(place)) as store:
+    location, first = tmp_path / "store", memory(PAGES // 4, 1)
+    with create_store(str(location)) as store:
         one = save(store, first)
         second, dirty = dirtied(first, PAGES // 8, 1)
         two = save(store, second, parent=one, dirty=dirty)
         pack = ram_pack(store, one)
         store.remove([one.id])
-    flip_frame(place, pack)
-    with open_store(str(place)) as store:
+    flip_frame(location, pack)
+    with open_store(str(location)) as store:
         assert collect(store, plan_gc(store)).lost
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         assert not len(store.opened.packs.find(bytes.fromhex(pack)).table.slots)
         save(store, second, vm="other")
         require_same(store, two, second)
@@ -310,14 +310,14 @@ def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
 
 
 def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
-    """Each by what no checkpoint needs of the other: whichever gc writes anew first."""
-    place, pages = tmp_path / "store", 32
+    """Each by what no checkpoint needs of the other: whichever gc writes again first."""
+    location, pages = tmp_path / "store", 32
     rng = np.random.default_rng(1)
     one, other = rng.integers(1, 256, (2, pages, 4096), dtype=np.uint8)
     zero, both = np.zeros_like(one), np.arange(2 * pages)
     rams = [np.concatenate(parts) for parts in ((one, other), (other, one))]
     needed = [np.concatenate((half, zero)) for half in (one, other)]
-    with create_store(str(place)) as store:
+    with create_store(str(location)) as store:
         # At once, so that neither finds what the other brings.
         begun = [store.begin(vm) for vm in ("one", "other")]
         areas = [
@@ -337,8 +337,8 @@ def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
         assert len(set(packs)) == 2
         store.remove([manifest.id for manifest in before])
     for pack in packs:
-        flip_frame(place, pack)
-    with open_store(str(place)) as store:
+        flip_frame(location, pack)
+    with open_store(str(location)) as store:
         assert not check(store).lost
         done = collect(store, plan_gc(store))
         assert (done.healed, done.lost) == (2 * pages, {})
@@ -352,8 +352,8 @@ def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
 
 def test_what_is_found_damaged_after_gc_has_its_plan_heals_first(tmp_path: Path) -> None:
     """By what that gc was to remove."""
-    place, ram = tmp_path / "store", memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    location, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(location)) as store:
         begun = [store.begin(vm) for vm in ("one", "other")]
         for new in begun:  # at once: neither finds what the other brings
             area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
@@ -362,8 +362,8 @@ def test_what_is_found_damaged_after_gc_has_its_plan_heals_first(tmp_path: Path)
         store.remove([other.id])
         plan = plan_gc(store)
         assert plan.dead
-        flip_frame(place, ram_pack(store, one))
-        with open_store(str(place)) as checked:
+        flip_frame(location, ram_pack(store, one))
+        with open_store(str(location)) as checked:
             assert not check(checked).lost
         for again in (plan, plan_gc(store)):
             collect(store, again)
@@ -375,12 +375,12 @@ def test_what_is_found_damaged_after_gc_has_its_plan_heals_first(tmp_path: Path)
 
 
 def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:
-    place, ram = tmp_path / "store", memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    location, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(location)) as store:
         first = save(store, ram)
         pack = ram_pack(store, first)
-    flip_names(place, pack)
-    with open_store(str(place)) as store:
+    flip_names(location, pack)
+    with open_store(str(location)) as store:
         report = check(store)
         assert not report.whole
         assert not report.lost
@@ -451,13 +451,13 @@ def test_one_bad_read_of_good_bytes_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
 ) -> None:
     """Gc rewrites a pack and removes it: what one read did not give has to be read again."""
-    place, ram = tmp_path / "store", memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    location, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(location)) as store:
         first = save(store, ram)
         later, dirty = dirtied(ram, 100, 1)
         second = save(store, later, parent=first, dirty=dirty)
         store.remove([first.id])
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         read, reads = store.opened.backend.read, 0
 
         def badly(name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -474,7 +474,7 @@ def test_one_bad_read_of_good_bytes_loses_nothing(
         plan = plan_gc(store)
         assert plan.rewrites
         assert not collect(store, plan).lost
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         assert check(store).whole
         require_same(store, second, later)
 

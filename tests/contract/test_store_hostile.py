@@ -151,14 +151,14 @@ class Bench:
     """A store with one good checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        self.place, self.folder = folder / "store", folder
+        self.location, self.folder = folder / "store", folder
         self.ram = memory(PAGES, 1)
-        with create_store(str(self.place)) as store:
+        with create_store(str(self.location)) as store:
             self.good = save(store, self.ram)
 
     def require_harmless(self, hostile: dict[str, str], *, manifests_are_bad: bool) -> None:
         """All that is done to other checkpoints works, and these, named by id, can be removed."""
-        with open_store(str(self.place)) as store:
+        with open_store(str(self.location)) as store:
             catalogue = store.catalogue()
             bad = set(hostile) if manifests_are_bad else set()
             assert {hostile[one] for one in catalogue.damaged} == {hostile[one] for one in bad}
@@ -191,7 +191,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_hostile_manifests(bench: Bench) -> None:
     manifests = {what: json.dumps(words).encode() for what, words in MANIFESTS.items()} | RAW
     maps, written = maps_bytes({"base": None, "packs": [], "areas": []}), {}
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         for number, (what, data) in enumerate(manifests.items()):
             written[write_checkpoint(store, number, data, maps)] = what
         lengths = struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF)
@@ -201,7 +201,7 @@ def test_hostile_manifests(bench: Bench) -> None:
 
 def test_hostile_maps(bench: Bench) -> None:
     manifest, written = json.dumps(manifest_words()).encode(), {}
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         for number, (what, data) in enumerate(MAPS.items()):
             written[write_checkpoint(store, number, manifest, data)] = what
         words = {**manifest_words(), "areas": [["ram", 8192, 4096, 1, 1, 1]]}
@@ -228,17 +228,17 @@ TRAILERS: dict[str, Callable[[list[int]], list[int]]] = {
 
 @pytest.mark.parametrize("what", TRAILERS)
 def test_hostile_packs(bench: Bench, what: str) -> None:
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         packs = store.opened.packs
         pack = packs.find(bytes.fromhex(bench.good.packs[0]))
-        path = bench.place / pack.name
+        path = bench.location / pack.name
         data = path.read_bytes()
         seal = packs.sealer.file(data[:48], pack.name)
         size = _TRAILER.size + 16
         trailer = list(_TRAILER.unpack(seal.open(Box.TRAILER, 0, data[-size:])))
         new = seal.seal(Box.TRAILER, 0, _TRAILER.pack(*TRAILERS[what](trailer)))
         path.write_bytes(data[:-size] + new)
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         assert set(check(store).lost) == {bench.good.id}
         with pytest.raises(DamagedError):
             require_same(store, bench.good, bench.ram)
@@ -252,7 +252,7 @@ def test_a_pack_of_a_few_bytes_takes_no_memory_for_what_its_table_claims(bench: 
     """Whoever may add to a store makes one: 64 KiB that claim 2^45 chunks, or 2^32 in one frame."""
     for number, frames in enumerate((1 << 13, 1)):
         claims_chunks(bench, bytes([number]) * 16, frames)
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         report = check(store)
         assert {one.name for one in report.findings} == {
             f"packs/{bytes([number]).hex() * 16}-0" for number in range(2)
@@ -263,7 +263,7 @@ def test_a_pack_of_a_few_bytes_takes_no_memory_for_what_its_table_claims(bench: 
 
 def claims_chunks(bench: Bench, pack_id: bytes, frames: int) -> None:
     """A pack, sealed as it has to be, each of whose frames has 2^32 - 1 chunks."""
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         packs, name = store.opened.packs, f"packs/{pack_id.hex()}-0"
         header = packs.header.new()
         seal = packs.sealer.file(header, name)
@@ -328,7 +328,7 @@ def test_hostile_exported_files(tmp_path: Path, table: bytes) -> None:
 def test_no_time_is_one_that_has_no_date(bench: Bench) -> None:
     """Retention and lists make a date of it."""
     maps = maps_bytes({"base": None, "packs": [], "areas": []})
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         for number, when_s in enumerate((3e11, 1e12)):
             words = {**manifest_words(), "created_unix_s": when_s}
             write_checkpoint(store, number, json.dumps(words).encode(), maps)
@@ -371,8 +371,8 @@ HOSTILE_MAPS: dict[str, HostileMap] = {
 
 @pytest.mark.parametrize("what", HOSTILE_MAPS)
 def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> None:
-    """Check finds it, and it keeps nobody from reading, copying and collecting the others."""
-    with open_store(str(bench.place)) as store:
+    """Check finds it, and it keeps no one from reading, copying and collecting the others."""
+    with open_store(str(bench.location)) as store:
         refs, size = HOSTILE_MAPS[what](store, bench.good)
         new = store.opened.files.new_checkpoint("f" * 32)
         facts = AreaFacts("ram", len(refs) * size, size, len(refs), 1, 1)
@@ -382,7 +382,7 @@ def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> No
         packs = list(map(bytes.fromhex, bench.good.packs))
         maps = Maps(None, packs, {"ram": AreaMap(len(refs) * size, size, refs)})
         new.write(hostile, encode_maps(maps, None))
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         assert list(check(store).lost) == [hostile.id]
         with store.read(hostile.id) as point:
             area = point.area("ram")
@@ -398,7 +398,7 @@ def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> No
             with pytest.raises(DamagedError):
                 copy_checkpoints(store, target, store.manifests())
             assert target.ids() == [bench.good.id]
-        # gc writes a pack anew of which it needs slots that there are not.
+        # gc writes a pack again of which it needs slots that there are not.
         more = save(store, memory(PAGES, 2))
         store.remove([more.id])
         collect(store, plan_gc(store))
@@ -417,7 +417,7 @@ def test_many_areas_that_fit_one_by_one_and_not_together(
     for word in words:
         word[3] = len(empty)
     hostile = maps_bytes({"base": None, "packs": [], "areas": words}, empty * 4)
-    with open_store(str(bench.place)) as store:
+    with open_store(str(bench.location)) as store:
         store.maps(bench.good.id)
         one = write_checkpoint(store, 1, json.dumps(manifest_words()).encode(), hostile)
         with pytest.raises(DamagedError, match="cannot be read"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.guest_like import memory, require_same, save
-from vmckpt.checkpoint.catalogue import place
+from vmckpt.checkpoint.catalogue import location as location_module
 from vmckpt.cli.nouns.store import key as store_key
 from vmckpt.cli.nouns.store.store import init
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
@@ -42,37 +42,37 @@ def test_nothing_of_the_guest_is_in_the_files(tmp_path: Path, key: KeySource) ->
 
 
 def test_the_key_opens_it_and_no_other(tmp_path: Path, key: KeySource) -> None:
-    place = str(tmp_path / "store")
-    with create_store(place, key) as store:
+    location = str(tmp_path / "store")
+    with create_store(location, key) as store:
         manifest = save(store, RAM)
-    with open_store(place, key) as store:
+    with open_store(location, key) as store:
         require_same(store, manifest, RAM)
     make_key_file(tmp_path / "other")
     with pytest.raises(RefusedError, match="does not open"):
-        open_store(place, KeySource(KeyHolder.FILE, str(tmp_path / "other")))
+        open_store(location, KeySource(KeyHolder.FILE, str(tmp_path / "other")))
     with pytest.raises(RefusedError, match="no key was given"):
-        open_store(place)
+        open_store(location)
 
 
 def test_the_environment_names_the_key(
     tmp_path: Path, key: KeySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = str(tmp_path / "store")
-    create_store(place, key).close()
+    location = str(tmp_path / "store")
+    create_store(location, key).close()
     monkeypatch.setenv("VMCKPT_STORE_KEY_FILE", key.where)
-    open_store(place).close()
+    open_store(location).close()
     monkeypatch.delenv("VMCKPT_STORE_KEY_FILE")
     monkeypatch.setenv("VMCKPT_STORE_KEY_COMMAND", f"cat '{key.where}'")
-    open_store(place).close()
+    open_store(location).close()
 
 
 def test_a_passphrase_will_do(tmp_path: Path) -> None:
-    place, asked = str(tmp_path / "store"), KeySource(KeyHolder.COMMAND, "echo 'correct horse'")
-    with create_store(place, asked) as store:
+    location, asked = str(tmp_path / "store"), KeySource(KeyHolder.COMMAND, "echo 'correct horse'")
+    with create_store(location, asked) as store:
         assert store.config.key["kind"] == "passphrase"
-    open_store(place, asked).close()
+    open_store(location, asked).close()
     with pytest.raises(RefusedError, match="does not open"):
-        open_store(place, KeySource(KeyHolder.COMMAND, "echo 'wrong horse'"))
+        open_store(location, KeySource(KeyHolder.COMMAND, "echo 'wrong horse'"))
 
 
 def test_a_key_file_is_its_owners_alone(tmp_path: Path, key: KeySource) -> None:
@@ -171,28 +171,28 @@ def test_an_agent_that_answers_nonsense_is_said_to(
 
 
 def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, source = str(agent / "store"), KeySource(KeyHolder.AGENT)
+    location, source = str(agent / "store"), KeySource(KeyHolder.AGENT)
     with pytest.raises(NotFoundError, match="no Ed25519 key"):
-        create_store(place, source)
+        create_store(location, source)
     add(agent, "ecdsa", "ecdsa")
     with pytest.raises(NotFoundError, match="no Ed25519 key"):
-        create_store(place, source)
+        create_store(location, source)
     add(agent, "one", "ed25519")
     add(agent, "two", "ed25519")
-    with create_store(place, source) as store:
+    with create_store(location, source) as store:
         manifest = save(store, RAM)
-    # Nobody has to say that it is the agent, nor which key.
-    with open_store(place) as store:
+    # No one has to say that it is the agent, nor which key.
+    with open_store(location) as store:
         require_same(store, manifest, RAM)
     subprocess.run(["ssh-add", "-q", "-d", str(agent / "one")], check=True)
     with pytest.raises(NotFoundError, match="does not have the key"):
-        open_store(place)
+        open_store(location)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent / "nobody"))
     with pytest.raises(RefusedError, match="does not answer"):
-        open_store(place)
+        open_store(location)
     monkeypatch.delenv("SSH_AUTH_SOCK")
     with pytest.raises(RefusedError, match="no ssh-agent"):
-        open_store(place)
+        open_store(location)
 
 
 def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
@@ -204,9 +204,9 @@ def test_the_key_of_a_store_that_is_there_stays_whatever_comes_after(
         raise StorageError("cannot write stores/x.json", why="No space left", remedy="make room")
 
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(place, "require_as_known", full)
+    monkeypatch.setattr(location_module, "require_as_known", full)
     with pytest.raises(StorageError):
-        init(place=str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
+        init(location=str(tmp_path / "store"), key_file=str(tmp_path / "new.key"))
     open_store(
         str(tmp_path / "store"), KeySource(KeyHolder.FILE, str(tmp_path / "new.key"))
     ).close()
@@ -234,10 +234,10 @@ def test_a_key_that_opens_the_store_stays_whatever_comes_after(
     *,
     is_link: bool,
 ) -> None:
-    """Its file was removed, as that of a refused key is, and nothing opened the store any more."""
+    """Its file was removed, as that of a refused key is, and nothing opened the store again."""
     at, old, new = tmp_path / "store", str(tmp_path / "old.key"), str(tmp_path / "new.key")
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
-    init(place=str(at), key_file=old)
+    init(location=str(at), key_file=old)
     if is_link:
         _as_an_older_vmckpt_has_made_it(at)
     else:

@@ -61,11 +61,11 @@ def test_this_machines_own_are_known_and_tried(tmp_path: Path) -> None:
 def test_a_store_on_a_file_system_without_locks_is_read_and_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, ram = str(tmp_path / "store"), memory(16, 1)
-    with create_store(place) as store:
+    location, ram = str(tmp_path / "store"), memory(16, 1)
+    with create_store(location) as store:
         manifest = save(store, ram)
     monkeypatch.setattr(local, "file_system_of", lambda _: FileSystem("9p", "/srv", ()))
-    with open_store(place) as store:
+    with open_store(location) as store:
         require_same(store, manifest, ram)
         for writes in (lambda: save(store, ram), lambda: collect(store, plan_gc(store))):
             with pytest.raises(RefusedError, match="does not keep locks: 9p") as told:
@@ -74,17 +74,17 @@ def test_a_store_on_a_file_system_without_locks_is_read_and_not_written(
         with pytest.raises(RefusedError):
             store.remove([manifest.id])
     monkeypatch.setenv("VMCKPT_STORE_ONE_HOST", "1")
-    with open_store(place) as store:
+    with open_store(location) as store:
         store.remove([manifest.id])
 
 
 def test_a_lock_that_is_given_twice_is_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = str(tmp_path / "store")
-    create_store(place).close()
+    location = str(tmp_path / "store")
+    create_store(location).close()
     # As some servers do: yes to whatever is asked.
     monkeypatch.setattr(fcntl, "fcntl", lambda *_: 0)
     monkeypatch.setenv("VMCKPT_STORE_ONE_HOST", "1")
-    with open_store(place) as store, pytest.raises(RefusedError, match="does not keep locks"):
+    with open_store(location) as store, pytest.raises(RefusedError, match="does not keep locks"):
         save(store, memory(16, 1))

@@ -73,10 +73,10 @@ class Lockless(LocalBackend):
         return Counted(self, name)
 
 
-def prepared(place: Path) -> tuple[Manifest, Memory]:
+def prepared(location: Path) -> tuple[Manifest, Memory]:
     """A store with a pack of which more than half is of no use, and what is needed of it."""
     ram = memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    with create_store(str(location)) as store:
         first = save(store, ram)
         kept = ram.copy()
         kept[: PAGES * 2 // 3] = 0
@@ -86,7 +86,7 @@ def prepared(place: Path) -> tuple[Manifest, Memory]:
 
 
 def begun(store: Store) -> Transaction:
-    """A writer that has found in the store what no checkpoint needs any more."""
+    """A writer that has found in the store what no checkpoint needs any longer."""
     ram = memory(PAGES, 1)
     new = store.begin("late")
     for name, size in (("ram", PAGE_CHUNK_BYTES), ("disk-0", 64 << 10)):
@@ -97,12 +97,12 @@ def begun(store: Store) -> Transaction:
 
 
 def collected_with_a_writer(
-    place: Path, at: int, second: Manifest, kept: Memory
+    location: Path, at: int, second: Manifest, kept: Memory
 ) -> tuple[int, bool]:
     """How many instants gc had, and whether the writer that commits at one of them did so."""
-    backend = Lockless(place)
+    backend = Lockless(location)
     committed: list[Manifest] = []
-    with open_store(Lockless(place)) as late, open_store(backend) as store:
+    with open_store(Lockless(location)) as late, open_store(backend) as store:
         new = begun(late)
 
         def commit() -> None:
@@ -120,7 +120,7 @@ def collected_with_a_writer(
         if backend.count < at:
             commit()
         instants = backend.count
-    require_whole(place, [(second, kept), *((one, memory(PAGES, 1)) for one in committed)])
+    require_whole(location, [(second, kept), *((one, memory(PAGES, 1)) for one in committed)])
     return instants, bool(committed)
 
 
@@ -128,8 +128,8 @@ def collected_with_a_writer(
 def test_a_writer_that_commits_at_any_instant_of_gc(tmp_path: Path, step: int) -> None:
     made, at, committed = prepared(tmp_path / "made"), 0, set[bool]()
     while True:
-        place = copied(tmp_path / "made", tmp_path / str(at))
-        instants, is_committed = collected_with_a_writer(place, at, *made)
+        location = copied(tmp_path / "made", tmp_path / str(at))
+        instants, is_committed = collected_with_a_writer(location, at, *made)
         committed.add(is_committed)
         if (at := at + step) > instants:
             break
@@ -142,9 +142,9 @@ def test_gc_at_any_instant_of_a_commit(tmp_path: Path) -> None:
     second, kept = prepared(tmp_path / "made")
     at, instants, committed = 1, 1, set[bool]()
     while at <= instants:
-        place = copied(tmp_path / "made", tmp_path / str(at))
-        backend = Lockless(place)
-        with open_store(backend) as late, open_store(Lockless(place)) as store:
+        location = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Lockless(location)
+        with open_store(backend) as late, open_store(Lockless(location)) as store:
             new = begun(late)
             backend.count, backend.at = 0, at
             backend.then = partial(void, partial(collect_now, store))
@@ -154,7 +154,7 @@ def test_gc_at_any_instant_of_a_commit(tmp_path: Path) -> None:
             new.abort()
             instants = max(instants, backend.count)
         committed.add(bool(made))
-        require_whole(place, [(second, kept), *((one, memory(PAGES, 1)) for one in made)])
+        require_whole(location, [(second, kept), *((one, memory(PAGES, 1)) for one in made)])
         at += 1
     assert committed == {True, False}
 
@@ -214,12 +214,12 @@ class _Lost(LocalHeld):
 def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
     tmp_path: Path, step: int, *, hears: bool
 ) -> None:
-    """Its host slept while it wrote a pack anew: its locks are lost, and another gc is over."""
+    """Its host slept while it wrote a pack again: its locks are lost, and another gc is over."""
     made = prepared(tmp_path / "made")
     for at in itertools.count(1, step):
-        place = copied(tmp_path / "made", tmp_path / str(at))
-        backend = Losing(place)
-        with open_store(backend) as store, open_store(Lockless(place)) as other:
+        location = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Losing(location)
+        with open_store(backend) as store, open_store(Lockless(location)) as other:
             plan = plan_gc(store)
             assert plan.rewrites
 
@@ -229,8 +229,8 @@ def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
 
             backend.count, backend.at, backend.then = 0, at, slept
             void(partial(collect, store, plan))
-        require_whole(place, [made])
-        shutil.rmtree(place)
+        require_whole(location, [made])
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 30
@@ -243,16 +243,16 @@ def test_another_gc_comes_while_one_takes_back_what_it_has_written_anew(
     """A lock is lost as soon as the first pack's next generation is there."""
     made = prepared(tmp_path / "made")
     for at in itertools.count(1, step):
-        place = copied(tmp_path / "made", tmp_path / str(at))
-        backend = Losing(place)
-        with open_store(backend) as store, open_store(Lockless(place)) as other:
+        location = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Losing(location)
+        with open_store(backend) as store, open_store(Lockless(location)) as other:
             plan = plan_gc(store)
             backend.count, backend.at = 0, at
             backend.then = partial(void, partial(collect_now, other))
             backend.loses_with = "packs/"
             void(partial(collect, store, plan))
-        require_whole(place, [made])
-        shutil.rmtree(place)
+        require_whole(location, [made])
+        shutil.rmtree(location)
         if backend.count < at:
             break
     assert at > 30
@@ -265,22 +265,22 @@ def test_a_generation_that_lacks_what_came_meanwhile_takes_none_with_it(tmp_path
     kept[: PAGES * 2 // 3] = 0
     with create_store(str(tmp_path / "made")) as store:
         made = [(save(store, ram), ram), (save(store, kept), kept)]
-    place = copied(tmp_path / "made", tmp_path / "store")
+    location = copied(tmp_path / "made", tmp_path / "store")
     with open_store(str(tmp_path / "made")) as store:
         store.remove([made[0][0].id])
         collect_now(store)
-    before = {one.name for one in (place / "packs").glob("[0-9a-f]*")}
+    before = {one.name for one in (location / "packs").glob("[0-9a-f]*")}
     late = {one.name for one in (tmp_path / "made/packs").glob("[0-9a-f]*")} - before
     assert late
     for name in late:
-        shutil.copy(tmp_path / "made/packs" / name, place / "packs" / name)
+        shutil.copy(tmp_path / "made/packs" / name, location / "packs" / name)
     # Until the next gc what it lacks is read from the one before.
-    require_whole(place, made)
-    with open_store(str(place)) as store:
+    require_whole(location, made)
+    with open_store(str(location)) as store:
         assert check(store).whole
         assert not repair(store, plan_repair(store), remove_lost=True).removed
-    require_whole(place, made)
-    assert len(list((place / "packs").glob("[0-9a-f]*"))) == len(before)
+    require_whole(location, made)
+    assert len(list((location / "packs").glob("[0-9a-f]*"))) == len(before)
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -290,11 +290,11 @@ def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(
 ) -> None:
     outcomes = set[tuple[bool, bool]]()
     for at in itertools.count(1):
-        place = tmp_path / str(at)
+        location = tmp_path / str(at)
         ram = memory(16, 1)
-        with create_store(str(place)) as store:
+        with create_store(str(location)) as store:
             old = save(store, ram, name="n")
-        backends = Lockless(place), Lockless(place)
+        backends = Lockless(location), Lockless(location)
         with open_store(backends[0]) as one, open_store(backends[1]) as other:
             done = {"pinned": False, "removed": False}
 
@@ -315,7 +315,7 @@ def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(
             backends[0].at = at
             backends[0].then = partial(void, partial(then, other))
             void(partial(first, one))
-        with open_store(str(place)) as after:
+        with open_store(str(location)) as after:
             is_there = old.id in after.ids()
             assert is_there != done["removed"]
             assert not (done["pinned"] and done["removed"])
@@ -356,9 +356,9 @@ def test_what_another_copy_has_put_there_or_found_there_stays(
         first = save(source, ram)
     outcomes = set[tuple[int, bool]]()
     for at in itertools.count(1):
-        place = tmp_path / str(at)
-        create_store(str(place)).close()
-        backend = Asleep(place)
+        location = tmp_path / str(at)
+        create_store(str(location)).close()
+        backend = Asleep(location)
         copied = list[int]()
 
         def sleep(backend: Asleep = backend, copied: list[int] = copied) -> None:
@@ -379,7 +379,7 @@ def test_what_another_copy_has_put_there_or_found_there_stays(
                 done = True
         if backend.count < at:
             break
-        require_whole(place, [(first, ram)])
+        require_whole(location, [(first, ram)])
         outcomes.add((copied[0], done))
     # The second one is faster, or finds it there; the first one hears that, or of its locks.
     assert outcomes >= {(1, True), (0, True)}
@@ -435,9 +435,9 @@ def test_gc_looks_at_its_lock_before_each_removal(
         assert len(plan_gc(store).dead) == len(plan.dead) - 3
 
 
-def require_whole(place: Path, wanted: list[tuple[Manifest, Memory]]) -> None:
+def require_whole(location: Path, wanted: list[tuple[Manifest, Memory]]) -> None:
     """These checkpoints are there and no others, before and after another gc."""
-    with open_store(str(place)) as after:
+    with open_store(str(location)) as after:
         for _ in range(2):
             for manifest, ram in wanted:
                 require_same(after, manifest, ram)
@@ -446,9 +446,9 @@ def require_whole(place: Path, wanted: list[tuple[Manifest, Memory]]) -> None:
             collect_now(after)
 
 
-def copied(made: Path, place: Path) -> Path:
-    shutil.copytree(made, place)
-    return place
+def copied(made: Path, location: Path) -> Path:
+    shutil.copytree(made, location)
+    return location
 
 
 def collect_now(store: Store) -> None:

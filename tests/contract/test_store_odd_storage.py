@@ -8,7 +8,7 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from tests.lossy_http import Answer, Losses, lossy_proxy
-from tests.object_storage import environment, new_place, s3_server
+from tests.object_storage import environment, new_location, s3_server
 from vmckpt.errors import StorageError, VmckptError
 from vmckpt.store.backends import s3
 from vmckpt.store.backends.s3 import S3Backend
@@ -52,9 +52,9 @@ def odd(
 
 @pytest.fixture
 def made(odd: Losses) -> tuple[str, Manifest]:
-    place = new_place()
-    with create_store(place) as store:
-        return place, save(store, RAM)
+    location = new_location()
+    with create_store(location) as store:
+        return location, save(store, RAM)
 
 
 def is_list(method: str, path: str, folder: str) -> bool:
@@ -65,13 +65,13 @@ def test_what_is_no_list_is_not_taken_for_an_empty_one(
     odd: Losses, made: tuple[str, Manifest]
 ) -> None:
     """Nothing would be needed then, or pinned, and gc, `rm` and `repair` would remove it."""
-    place, manifest = made
+    location, manifest = made
     attempts: list[Callable[[Store], object]] = [
         lambda store: collect(store, plan_gc(store)),
         lambda store: repair(store, plan_repair(store), remove_lost=True),
         lambda store: store.remove([manifest.id]),
     ]
-    with open_store(place) as store:
+    with open_store(location) as store:
         store.pin(new_pin(manifest.id, "keep", "me"))
         chosen = [("checkpoints", ERROR), ("packs", PAGE), ("pins", ERROR)]
         for attempt, (folder, page) in product(attempts, chosen):
@@ -99,9 +99,9 @@ def test_a_list_that_is_cut_at_a_pages_end_is_not_taken_for_a_whole_one(
     odd: Losses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "_PAGE", 2)
-    place = new_place()
-    create_store(place).close()
-    backend = S3Backend(place)
+    location = new_location()
+    create_store(location).close()
+    backend = S3Backend(location)
     for name in "abc":
         backend.put(f"packs/{name}", b"")
 
@@ -125,7 +125,7 @@ def test_bodies_that_end_too_early_are_read_again(
     odd: Losses, made: tuple[str, Manifest], cut: bool
 ) -> None:
     """With the length that was promised, and with one that fits."""
-    place, manifest = made
+    location, manifest = made
     left = 0
 
     def short(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
@@ -136,7 +136,7 @@ def test_bodies_that_end_too_early_are_read_again(
         left -= 1
         return Answer(200, data, 7) if cut else None if len(data) < 8 else Answer(206, data[:-7])
 
-    with open_store(place) as store:
+    with open_store(location) as store:
         odd.twist = short
         for count in (1, 1, 2):
             left = count
@@ -157,14 +157,14 @@ def test_an_error_with_a_good_status_is_no_commit(
     odd: Losses, what: str, folder: str, size: int
 ) -> None:
     """Of a small checkpoint's file, a large one, and a pack, which is put in parts."""
-    place = new_place()
-    create_store(place).close()
+    location = new_location()
+    create_store(location).close()
 
     def refused(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
         is_it = method == what and f"/{folder}/" in path and (what == "PUT" or "uploadId=" in path)
         return Answer(200, ERROR) if is_it else None
 
-    with open_store(place) as store:
+    with open_store(location) as store:
         odd.twist = refused
         with store.begin("vm") as new, pytest.raises(VmckptError):
             new.blob("device-state", bytes(range(256)) * 4)
@@ -182,7 +182,7 @@ def test_an_error_with_a_good_status_is_no_commit(
 def test_a_checkpoint_that_another_writer_put_there_is_not_replaced() -> None:
     """Writers of two VMs do not wait for one another."""
     name = new_id()
-    with create_store(new_place()) as store:
+    with create_store(new_location()) as store:
         with store.begin("a", origin=Origin(name, "a", None, None)) as late:
             late.blob("device-state", b"late")
             with store.begin("b", origin=Origin(name, "b", None, None)) as new:
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_another_writer_put_there_is_not_replaced() -> None:
 @pytest.mark.parametrize("size", [1 << 10, 12 << 20])
 def test_a_checkpoint_whose_answer_was_lost_is_committed(odd: Losses, size: int) -> None:
     """The storage is asked again, and says that there is one of that name."""
-    place = new_place()
+    location = new_location()
     lost = list[str]()
 
     def lose(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
@@ -208,7 +208,7 @@ def test_a_checkpoint_whose_answer_was_lost_is_committed(odd: Losses, size: int)
         lost.append(path)
         return Answer(500, ERROR)
 
-    with create_store(place) as store:
+    with create_store(location) as store:
         odd.twist = lose
         with store.begin("vm") as new:
             new.blob("device-state", np.random.default_rng(1).bytes(size))
@@ -222,7 +222,7 @@ def test_a_checkpoint_whose_answer_was_lost_is_committed(odd: Losses, size: int)
 def test_requests_that_are_too_many_are_asked_again(
     odd: Losses, made: tuple[str, Manifest]
 ) -> None:
-    place, manifest = made
+    location, manifest = made
     asked = 0
 
     def slow_down(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
@@ -231,7 +231,7 @@ def test_requests_that_are_too_many_are_asked_again(
         return Answer(503, ERROR.replace(b"InternalError", b"SlowDown")) if asked % 3 == 0 else None
 
     odd.twist = slow_down
-    with open_store(place) as store:
+    with open_store(location) as store:
         require_same(store, manifest, RAM)
         store.remove([manifest.id])
         assert not store.ids()
@@ -241,7 +241,7 @@ def test_requests_that_are_too_many_are_asked_again(
 def test_a_removal_that_failed_with_a_good_status_is_said(
     odd: Losses, made: tuple[str, Manifest]
 ) -> None:
-    place, manifest = made
+    location, manifest = made
     failed = (
         b'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>x</Key>'
         b"<Code>InternalError</Code><Message>again</Message></Error></DeleteResult>"
@@ -250,7 +250,7 @@ def test_a_removal_that_failed_with_a_good_status_is_said(
     def refused(method: str, path: str, passed: Callable[[], bytes]) -> Answer | None:
         return Answer(200, failed) if method == "POST" and "delete" in path else None
 
-    with open_store(place) as store:
+    with open_store(location) as store:
         odd.twist = refused
         with pytest.raises(StorageError):
             store.remove([manifest.id])

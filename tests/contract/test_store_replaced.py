@@ -15,7 +15,7 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.catalogue.known_stores import known, require_unchanged
-from vmckpt.checkpoint.catalogue.place import (
+from vmckpt.checkpoint.catalogue.location import (
     StoreLocation,
     access_to,
     is_there,
@@ -48,7 +48,7 @@ class Victim:
     id: str
 
     @property
-    def place(self) -> StoreLocation:
+    def location(self) -> StoreLocation:
         return StoreLocation(local_host(), str(self.path))
 
     def replace(self, config: Config) -> None:
@@ -63,11 +63,11 @@ class Victim:
 
     def use(self) -> None:
         """As an operator's command does, which then remembers it."""
-        asyncio.run(_used(self.place, self.key))
+        asyncio.run(_used(self.location, self.key))
 
 
-async def _used(place: StoreLocation, key: KeySource | None) -> str:
-    async with opened(place, key) as store:
+async def _used(location: StoreLocation, key: KeySource | None) -> str:
+    async with opened(location, key) as store:
         return store.config.id
 
 
@@ -107,9 +107,9 @@ def test_a_key_refuses_a_store_without_encryption(
     victim.without_encryption()
     # Nothing was remembered of it: the key alone says that it has to be encrypted.
     for attempt in (
-        partial(access_to, victim.place, key, to_write=True),
-        partial(access_to, victim.place, key),
-        partial(_used, victim.place, key),
+        partial(access_to, victim.location, key, to_write=True),
+        partial(access_to, victim.location, key),
+        partial(_used, victim.location, key),
     ):
         with pytest.raises(RefusedError, match="is not encrypted") as refused:
             asyncio.run(attempt())
@@ -122,8 +122,8 @@ def test_what_a_store_was_is_remembered_without_a_key_too(victim: Victim) -> Non
     victim.use()
     victim.without_encryption()
     for attempt in (
-        partial(access_to, victim.place, None, to_write=True),
-        partial(_used, victim.place, None),
+        partial(access_to, victim.location, None, to_write=True),
+        partial(_used, victim.location, None),
     ):
         with pytest.raises(RefusedError, match="not the one that was used before") as refused:
             asyncio.run(attempt())
@@ -145,11 +145,11 @@ def test_another_store_in_its_location_is_refused_until_it_is_accepted(victim: V
     assert vmckpt(victim, "check", where)["whole"]
     assert vmckpt(victim, "info", where)["changed"] is None
     # What was accepted without encryption may be used beside a key that is for others.
-    asyncio.run(access_to(victim.place, victim.key, to_write=True))
+    asyncio.run(access_to(victim.location, victim.key, to_write=True))
 
 
 def test_a_service_refuses_what_is_not_what_the_operator_saw(victim: Victim) -> None:
-    access = asyncio.run(access_to(victim.place, victim.key, to_write=True))
+    access = asyncio.run(access_to(victim.location, victim.key, to_write=True))
     victim.without_encryption()
     with pytest.raises(RefusedError, match="not the one that the command began with"):
         open_or_create(str(victim.path), access)
@@ -175,10 +175,10 @@ def test_an_older_list_of_keys_is_refused(victim: Victim, tmp_path: Path) -> Non
     with open_store(str(victim.path), second) as store:
         [first, _] = vmckpt(victim, "key", "list", "--store", str(victim.path))["keys"]
         remove_key(store.opened.backend, second, first["id"])
-    asyncio.run(_used(victim.place, second))
+    asyncio.run(_used(victim.location, second))
     victim.replace(old)
     with pytest.raises(RefusedError, match="not the one that was used before") as refused:
-        asyncio.run(_used(victim.place, victim.key))
+        asyncio.run(_used(victim.location, victim.key))
     assert "older" in refused.value.why
 
 
@@ -202,9 +202,9 @@ def test_a_location_that_is_empty_now_gets_no_new_store(victim: Victim) -> None:
     shutil.rmtree(victim.path)
     victim.path.mkdir()  # where its file system is not mounted
     with pytest.raises(RefusedError, match="is gone") as refused:
-        asyncio.run(access_to(victim.place, None, to_write=True, named=False))
+        asyncio.run(access_to(victim.location, None, to_write=True, named=False))
     assert "mounted" in refused.value.remedy
-    assert asyncio.run(is_there(victim.place))  # so that a list says that it is gone
+    assert asyncio.run(is_there(victim.location))  # so that a list says that it is gone
     assert "is gone" in vmckpt(victim, "init", str(victim.path), code=4)["error"]["what"]
     assert vmckpt(victim, "accept", str(victim.path))["id"] is None
     vmckpt(victim, "init", str(victim.path))
@@ -220,7 +220,7 @@ def test_a_named_location_is_never_made_a_store_by_the_way(victim: Victim, tmp_p
 
 
 def test_the_secret_of_an_encrypted_store_never_writes_without_encryption(victim: Victim) -> None:
-    access = asyncio.run(access_to(victim.place, victim.key, to_write=True))
+    access = asyncio.run(access_to(victim.location, victim.key, to_write=True))
     with open_or_create(str(victim.path), access) as store:
         require_same(store, save(store, RAM), RAM)
         assert store.opened.sealer.encrypted
@@ -228,11 +228,11 @@ def test_the_secret_of_an_encrypted_store_never_writes_without_encryption(victim
 
 def test_a_remembered_location_is_compared_by_all_that_it_was(victim: Victim) -> None:
     victim.use()
-    before = known(victim.place.location)
+    before = known(victim.location.location)
     assert before is not None
     assert (before.id, before.encrypted, before.accepted) == (victim.id, True, False)
     with open_store(str(victim.path), victim.key) as store:
-        assert require_unchanged(victim.place.location, "it", store.config) == before
+        assert require_unchanged(victim.location.location, "it", store.config) == before
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
 def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
     victim: Victim, tmp_path: Path, verb: str
 ) -> None:
-    """It would be signed anew, a revision later, with a key in it that was removed."""
+    """It would be signed again, a revision later, with a key in it that was removed."""
     make_key_file(tmp_path / "second")
     second = KeySource(KeyHolder.FILE, str(tmp_path / "second"))
     with open_store(str(victim.path), victim.key) as store:
@@ -274,7 +274,7 @@ def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
         first, _ = keys_of(read_config(store.opened.backend))
         old = read_config(store.opened.backend)
         remove_key(store.opened.backend, second, first.id)
-    asyncio.run(_used(victim.place, second))
+    asyncio.run(_used(victim.location, second))
     victim.replace(old)
     before = (victim.path / NAMES[0]).read_bytes()
     at = ("--store", str(victim.path))
@@ -289,7 +289,7 @@ def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
     assert "older" in said["why"]
     assert (victim.path / NAMES[0]).read_bytes() == before
     assert not (tmp_path / "new").exists()
-    found = known(victim.place.location)
+    found = known(victim.location.location)
     assert found is not None
     assert found.revision == 2
 
@@ -302,6 +302,6 @@ def test_a_list_of_keys_that_no_key_opens_is_not_remembered(victim: Victim) -> N
     later = {"kind": "several", "keys": [config.key], "revision": 99, "mac": "00" * 32}
     victim.replace(Config(config.id, config.created_unix_s, later, 2))
     with pytest.raises(StorageError):
-        asyncio.run(access_to(victim.place, victim.key))
+        asyncio.run(access_to(victim.location, victim.key))
     victim.replace(config)
-    asyncio.run(access_to(victim.place, victim.key))
+    asyncio.run(access_to(victim.location, victim.key))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lossy_http import Losses, lossy_proxy
-from tests.object_storage import environment, new_place, s3_server
+from tests.object_storage import environment, new_location, s3_server
 from tests.store_siege import LOST_RATIO, Outcome, Siege
 from vmckpt.store.files.config import allow_bundles
 from vmckpt.store.open import create_store
@@ -25,11 +25,11 @@ def report(outcome: Outcome, capsys: pytest.CaptureFixture[str], more: str = "")
 
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_shared_directory(tmp_path: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
-    place, logs = tmp_path / "store", tmp_path / "logs"
+    location, logs = tmp_path / "store", tmp_path / "logs"
     logs.mkdir()
-    with create_store(str(place)) as store:
+    with create_store(str(location)) as store:
         allow_bundles(store.opened.backend)
-    report(Siege(str(place), logs, 1, {}).run(kills, look_every=25, most_s=0.3), capsys)
+    report(Siege(str(location), logs, 1, {}).run(kills, look_every=25, most_s=0.3), capsys)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
 def test_object_storage(
     tmp_path: Path, kills: int, bucket: Losses, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, logs = new_place(), tmp_path / "logs"
+    location, logs = new_location(), tmp_path / "logs"
     logs.mkdir()
-    with create_store(place) as store:
+    with create_store(location) as store:
         allow_bundles(store.opened.backend)
-    siege = Siege(place, logs, 1, environment(os.environ["AWS_ENDPOINT_URL"]))
+    siege = Siege(location, logs, 1, environment(os.environ["AWS_ENDPOINT_URL"]))
     outcome = siege.run(kills, look_every=50, most_s=0.4)
     report(outcome, capsys, f"; answers lost: {bucket.done} done, {bucket.undone} not done")

@@ -34,10 +34,10 @@ def test_packs_go_to_the_store_as_they_are_full(
             area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
             for at in range(0, PAGES, 64):
                 area.put(np.arange(at, at + 64), ram[at : at + 64].tobytes())
-                aside = sum(
+                kept_bytes = sum(
                     one.stat().st_size for one in (tmp_path / "store" / TEMPORARY).iterdir()
                 )
-                assert aside < 2 << 20
+                assert kept_bytes < 2 << 20
             assert len(list((tmp_path / "store" / "packs").glob("[0-9a-f]*"))) >= 3
             if commits:
                 manifest = new.commit({})

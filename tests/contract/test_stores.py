@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.guest_like import DISK, RAM, dirtied, memory, read_whole, require_same, save
-from tests.object_storage import environment, new_place, s3_server
+from tests.object_storage import environment, new_location, s3_server
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -45,14 +45,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["directory", "encrypted directory", "object storage"])
-def places(
+def locations(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Places:
     """New places for stores, by name."""
     if request.param == "object storage":
         for name, value in environment(request.getfixturevalue("server")).items():
             monkeypatch.setenv(name, value)
-        prefix = new_place()
+        prefix = new_location()
         return lambda name: f"{prefix}/{name}"
     if request.param == "encrypted directory":
         make_key_file(tmp_path / "key")
@@ -61,8 +61,8 @@ def places(
 
 
 @pytest.fixture
-def store(places: Places) -> Iterator[Store]:
-    with create_store(places("one"), from_environment()) as made:
+def store(locations: Places) -> Iterator[Store]:
+    with create_store(locations("one"), from_environment()) as made:
         yield made
 
 
@@ -82,7 +82,7 @@ def test_what_was_put_comes_back_whichever_way_it_is_read(store: Store) -> None:
 
 def test_another_process_finds_it(store: Store) -> None:
     manifest = save(store, memory(PAGES, 1), name="first")
-    with open_store(store.place) as again:
+    with open_store(store.location) as again:
         assert again.manifests() == [manifest]
         assert again.find("first") == again.find(manifest.id[:6]) == manifest
         assert again.manifests(vm="other") == []
@@ -211,7 +211,7 @@ def test_differences(store: Store) -> None:
 
 
 def test_one_writes_for_a_vm_at_a_time_and_others_beside(store: Store) -> None:
-    with ExitStack() as stack, open_store(store.place) as other:
+    with ExitStack() as stack, open_store(store.location) as other:
         stack.enter_context(store.begin("vm"))
         with pytest.raises(BusyError, match="in use"):
             other.begin("vm")
@@ -222,7 +222,7 @@ def test_one_writes_for_a_vm_at_a_time_and_others_beside(store: Store) -> None:
 def test_what_is_being_read_is_not_removed(store: Store) -> None:
     manifest = save(store, memory(16, 1))
     other = save(store, memory(16, 2))
-    with open_store(store.place) as another:
+    with open_store(store.location) as another:
         with another.read(manifest.id), pytest.raises(BusyError):
             store.remove([other.id, manifest.id])
         assert len(store.manifests()) == 2
@@ -260,7 +260,7 @@ def test_a_reader_reads_on_while_gc_rewrites_what_it_reads(store: Store) -> None
     first = save(store, ram)
     after, dirty = dirtied(ram, 300, 1)
     second = save(store, after, parent=first, dirty=dirty)
-    with open_store(store.place) as reader, reader.read(second.id) as point:
+    with open_store(store.location) as reader, reader.read(second.id) as point:
         area = point.area(RAM)
         area.read(np.arange(10))
         stream = area.stream()
@@ -273,7 +273,7 @@ def test_a_reader_reads_on_while_gc_rewrites_what_it_reads(store: Store) -> None
 
 
 def test_what_differs_is_known_while_gc_rewrites_what_it_is_told_by(
-    store: Store, places: Places
+    store: Store, locations: Places
 ) -> None:
     states = [memory(PAGES, 1)]
     saved = [save(store, states[0])]
@@ -282,7 +282,10 @@ def test_what_differs_is_known_while_gc_rewrites_what_it_is_told_by(
         states.append(ram)
         saved.append(save(store, ram, parent=saved[-1], dirty=dirty))
     ids = saved[1].id, saved[2].id
-    with open_store(store.place) as reader, create_store(places("two"), from_environment()) as two:
+    with (
+        open_store(store.location) as reader,
+        create_store(locations("two"), from_environment()) as two,
+    ):
         before = reader.diff(*ids)
         store.remove([saved[0].id])
         assert collect(store, plan_gc(store)).freed_bytes > 0
@@ -309,7 +312,7 @@ def test_a_plan_that_came_too_late_takes_nothing_that_is_needed(store: Store) ->
 
 
 def test_gc_waits_for_writers(store: Store) -> None:
-    with ExitStack() as stack, open_store(store.place) as other:
+    with ExitStack() as stack, open_store(store.location) as other:
         new = stack.enter_context(store.begin("vm"))
         area = new.area(RAM, size_bytes=16 << 12, chunk_bytes=PAGE_CHUNK_BYTES)
         area.put(np.arange(16), memory(16, 1).tobytes())
@@ -324,12 +327,14 @@ def test_gc_waits_for_writers(store: Store) -> None:
         assert read_whole(point.area(RAM)) == memory(16, 1).tobytes()
 
 
-def test_copies_are_the_same_and_read_no_more_than_they_must(store: Store, places: Places) -> None:
+def test_copies_are_the_same_and_read_no_more_than_they_must(
+    store: Store, locations: Places
+) -> None:
     ram = memory(PAGES, 1)
     first = save(store, ram)
     after, dirty = dirtied(ram, 40, 1)
     second = save(store, after, parent=first, dirty=dirty)
-    with create_store(places("two"), from_environment()) as target:
+    with create_store(locations("two"), from_environment()) as target:
         heard: list[str] = []
         copied = copy_checkpoints(
             store, target, store.manifests(), lambda manifest: heard.append(manifest.id)
@@ -346,13 +351,13 @@ def test_copies_are_the_same_and_read_no_more_than_they_must(store: Store, place
         assert check(target).whole
 
 
-def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, places: Places) -> None:
+def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, locations: Places) -> None:
     ram = memory(PAGES, 1)
     one = save(store, ram)
     two = save(store, ram, name="two")
     with (
-        create_store(places("copies"), from_environment()) as copies,
-        open_store(copies.place) as other,
+        create_store(locations("copies"), from_environment()) as copies,
+        open_store(copies.location) as other,
     ):
 
         def copied(manifest: Manifest) -> None:
@@ -364,14 +369,14 @@ def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, places:
 
 
 def test_gc_takes_a_checkpoint_that_was_removed_and_copied_again_for_a_new_one(
-    store: Store, places: Places
+    store: Store, locations: Places
 ) -> None:
     ram = memory(PAGES, 1)
     first = save(store, ram)
-    with create_store(places("other"), from_environment()) as other:
+    with create_store(locations("other"), from_environment()) as other:
         copy_checkpoints(store, other, [first])
         assert check(other).whole
-        with open_store(other.place) as collecting:
+        with open_store(other.location) as collecting:
             plan = plan_gc(collecting)
             # As docs/store.md says of one that is damaged.
             other.remove([first.id])
@@ -400,7 +405,7 @@ def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None
 
 def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
     with pytest.raises(RefusedError, match="store already"):
-        create_store(store.place)
+        create_store(store.location)
     with pytest.raises(NotFoundError):
         store.manifest("0" * 32)
     with pytest.raises(NotFoundError):
@@ -431,9 +436,9 @@ def test_a_large_checkpoint_may_have_its_files_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_there_is_no_store_before_one_is_made(places: Places) -> None:
+def test_there_is_no_store_before_one_is_made(locations: Places) -> None:
     with pytest.raises(NotFoundError, match="store init"):
-        open_store(places("nowhere"))
+        open_store(locations("nowhere"))
 
 
 def test_the_lock_of_a_dead_writer_in_object_storage_is_had_after_a_while(
@@ -441,10 +446,10 @@ def test_the_lock_of_a_dead_writer_in_object_storage_is_had_after_a_while(
 ) -> None:
     for name, value in environment(server).items():
         monkeypatch.setenv(name, value)
-    place = new_place()
+    location = new_location()
     # It writes its lock no more, as the dead do.
-    dead = S3Backend(place, expiry_s=2, refresh_s=1000)
-    others = S3Backend(place, expiry_s=2, refresh_s=0.2)
+    dead = S3Backend(location, expiry_s=2, refresh_s=1000)
+    others = S3Backend(location, expiry_s=2, refresh_s=0.2)
     with dead.hold("x", shared=True) as lost:
         lost.require()
         with others.hold("x", shared=True):
@@ -503,7 +508,7 @@ def test_a_reader_goes_on_when_another_host_removes_an_open_file(
         with store.read(second.id) as point:
             area = point.area(RAM)
             assert bytes(area.read(np.arange(PAGES - 9, PAGES))) == kept[-9:].tobytes()
-            with open_store(store.place) as other:
+            with open_store(store.location) as other:
                 other.remove([first.id])
                 plan = plan_gc(other)
                 assert plan.rewrites
@@ -537,20 +542,20 @@ def test_a_checkpoint_that_could_not_be_read_back_is_not_made(store: Store) -> N
 def test_a_folder_whose_disk_is_not_mounted_is_not_an_empty_one(
     tmp_path: Path, folder: str
 ) -> None:
-    place, disk = tmp_path / "store", tmp_path / "disk"
-    with create_store(str(place)) as store:
+    location, disk = tmp_path / "store", tmp_path / "disk"
+    with create_store(str(location)) as store:
         first = save(store, memory(PAGES, 1))
     disk.mkdir()
-    (place / folder).rename(disk / folder)
-    (place / folder).symlink_to(disk / folder)
+    (location / folder).rename(disk / folder)
+    (location / folder).symlink_to(disk / folder)
     disk.rename(tmp_path / "elsewhere")
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         for command in (plan_gc, check, Store.ids if folder == "checkpoints" else check):
             with pytest.raises(StorageError, match=folder) as error:
                 command(store)
             assert "not there" in error.value.why
     (tmp_path / "elsewhere").rename(disk)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         collect(store, plan_gc(store))
         require_same(store, first, memory(PAGES, 1))
 
@@ -558,15 +563,15 @@ def test_a_folder_whose_disk_is_not_mounted_is_not_an_empty_one(
 def test_a_folder_on_another_file_system_is_read_and_says_why_nothing_is_written(
     tmp_path: Path,
 ) -> None:
-    place, ram = tmp_path / "store", memory(PAGES, 1)
-    with create_store(str(place)) as store:
+    location, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(location)) as store:
         first = save(store, ram)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
-        if Path(other).stat().st_dev == place.stat().st_dev:
+        if Path(other).stat().st_dev == location.stat().st_dev:
             pytest.skip("the temporary files of this test are in /dev/shm")
-        shutil.move(place / "packs", other)
-        (place / "packs").symlink_to(Path(other, "packs"))
-        with open_store(str(place)) as store:
+        shutil.move(location / "packs", other)
+        (location / "packs").symlink_to(Path(other, "packs"))
+        with open_store(str(location)) as store:
             assert check(store).whole
             require_same(store, first, ram)
             with pytest.raises(StorageError, match="packs") as error:
@@ -606,4 +611,4 @@ def test_object_storage_without_tls_is_asked_for_by_name(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     with pytest.raises(RefusedError, match="without TLS"):
-        open_store(new_place())
+        open_store(new_location())

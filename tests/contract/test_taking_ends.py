@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost

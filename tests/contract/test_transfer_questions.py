@@ -28,7 +28,7 @@ class Decided(Switchover):
 
     def __init__(self, monitor: Monitor, root: Path, *, let_go: bool) -> None:
         end = Socketed(LocalHost("a", root, "127.0.0.1"), ProcessId(1, 1))
-        super().__init__(monitor, source=end, target=end, port=1, max_downtime_s=0.3)
+        super().__init__(monitor, source=end, destination=end, port=1, max_downtime_s=0.3)
         self._let_go = let_go
 
     async def consider(self, _: MigrationStatus) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.guest_like import RAM, memory
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
-from vmckpt.checkpoint.catalogue.look import Pruned, prune
+from vmckpt.checkpoint.catalogue.maintain import Pruned, prune
 from vmckpt.checkpoint.catalogue.retention import RetentionRule
 from vmckpt.checkpoint.catalogue.whose import chosen, of_vm
 from vmckpt.errors import BusyError, NotFoundError, UsageError
@@ -40,8 +40,8 @@ def take(
         return new.commit(facts(f"p{number}").to_json())
 
 
-def listed(place: Path) -> list[CatalogueEntry]:
-    return asyncio.run(catalogue([], str(place), vm="web")).entries
+def listed(location: Path) -> list[CatalogueEntry]:
+    return asyncio.run(catalogue([], str(location), vm="web")).entries
 
 
 def pruned(entries: list[CatalogueEntry], *, apply: bool = True) -> Pruned:
@@ -73,7 +73,7 @@ def test_which_is_meant_has_to_be_said_where_it_is_not_known(tmp_path: Path) -> 
         assert chosen(entries, "web", [PARIS], BERLIN).mine == of_vm(entries, BERLIN).mine
         with pytest.raises(NotFoundError):
             chosen(entries, "web", [], "x")
-        # A store of one VM, which no host has any more: its name is enough.
+        # A store of one VM, which no host has any longer: its name is enough.
         assert chosen([entries[0]], "web", [], None).mine == [entries[0]]
 
 

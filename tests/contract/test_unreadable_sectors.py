@@ -56,16 +56,16 @@ def sectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sectors]:
 class Made:
     """A store with two checkpoints of a VM, of which the first has a pin."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.first_ram = place, memory(PAGES, 1)
+    def __init__(self, location: Path) -> None:
+        self.location, self.first_ram = location, memory(PAGES, 1)
         self.second_ram, dirty = dirtied(self.first_ram, 20, 2)
-        with create_store(str(place)) as store:
+        with create_store(str(location)) as store:
             self.first = save(store, self.first_ram)
             store.pin(new_pin(self.first.id, "kept", "me"))
             self.second = save(store, self.second_ram, parent=self.first, dirty=dirty)
 
     def open(self) -> Store:
-        return open_store(str(self.place))
+        return open_store(str(self.location))
 
     def frames(self) -> tuple[str, range]:
         """The middle of a frame of the first one's RAM."""
@@ -102,7 +102,7 @@ def frame(made: Made) -> tuple[str, range]:
 
 def table(made: Made) -> tuple[str, range]:
     name, _ = made.frames()
-    size = (made.place / name).stat().st_size
+    size = (made.location / name).stat().st_size
     return name, range(size - 10, size)
 
 
@@ -111,17 +111,17 @@ def checkpoint(made: Made) -> tuple[str, range]:
 
 
 def base(made: Made) -> tuple[str, range]:
-    (name,) = (made.place / "maps").glob("[0-9a-f]*")
+    (name,) = (made.location / "maps").glob("[0-9a-f]*")
     return f"maps/{name.name}", range(1 << 20)
 
 
 def pin(made: Made) -> tuple[str, range]:
-    (name,) = (made.place / "pins").iterdir()
+    (name,) = (made.location / "pins").iterdir()
     return f"pins/{name.name}", range(1 << 20)
 
 
 def config(made: Made) -> tuple[str, range]:
-    return f"{made.place.name}/{NAMES[0]}", range(1 << 20)
+    return f"{made.location.name}/{NAMES[0]}", range(1 << 20)
 
 
 def other_config(made: Made) -> tuple[str, range]:
@@ -203,9 +203,9 @@ def test_gc_gives_up_no_chunk_that_a_disk_cannot_read_now(
 def test_gc_keeps_what_no_checkpoint_needs_until_it_can_be_read_or_is_much(
     tmp_path: Path, sectors: Sectors
 ) -> None:
-    place = tmp_path / "store"
-    one, two, second = save_two(place)
-    with open_store(str(place)) as store:
+    location = tmp_path / "store"
+    one, two, second = save_two(location)
+    with open_store(str(location)) as store:
         pack = store.opened.packs.find(bytes.fromhex(ram_pack(store, one)))
         at = int(pack.table.starts[0] + pack.table.stored[0] // 2)
         sectors[pack.name] = range(at, at + 1)
@@ -214,7 +214,7 @@ def test_gc_keeps_what_no_checkpoint_needs_until_it_can_be_read_or_is_much(
         assert not plan_gc(store).rewrites
         require_same(store, two, second)
     sectors.clear()
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         collect(store, plan_gc(store))
         assert not store.opened.backend.names("damaged")
         assert check(store).whole
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_is_read_elsewhere_once_it_was_stored_again(
 def test_a_lent_store_says_that_a_disk_cannot_read_it(made: Made, sectors: Sectors) -> None:
     name, span = made.frames()
     sectors[name] = span
-    with lent(made.place) as backend, open_store(backend) as store:
+    with lent(made.location) as backend, open_store(backend) as store:
         with pytest.raises(UnreadableError):
             require_same(store, made.first, made.first_ram)
         assert made.first.id in check(store).lost
@@ -253,10 +253,10 @@ def test_a_lent_store_says_that_a_disk_cannot_read_it(made: Made, sectors: Secto
 def test_what_is_perhaps_in_a_bundle_whose_lists_cannot_be_read_is_not_lost(
     tmp_path: Path, sectors: Sectors, merged: Ready
 ) -> None:
-    place = merged.copied(tmp_path / "store")
-    (bundle,) = (place / "bundles").glob("[0-9a-f]*")
+    location = merged.copied(tmp_path / "store")
+    (bundle,) = (location / "bundles").glob("[0-9a-f]*")
     sectors[bundle.name] = range(1 << 40)
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         assert len(store.manifests()) == len(merged.made)
         done = repair(store, plan_repair(store), remove_lost=True)
         assert not done.removed
@@ -264,7 +264,7 @@ def test_what_is_perhaps_in_a_bundle_whose_lists_cannot_be_read_is_not_lost(
         with pytest.raises(UnreadableError):
             require_all(store, merged.made)
     sectors.clear()
-    with open_store(str(place)) as store:
+    with open_store(str(location)) as store:
         require_all(store, merged.made)
         require_whole(store)
 
@@ -273,7 +273,7 @@ def damaged_with_a_copy(made: Made) -> tuple[str, str]:
     """Damage content of the store, and put it again: the checkpoint of the copy, and its pack."""
     name, span = made.frames()
     with made.open() as store:
-        flip(made.place / name, span.start)
+        flip(made.location / name, span.start)
         check(store)
         again = save(store, made.first_ram, vm="other")
     (other,) = {f"{one}-0" for one in again.packs} - {f"{one}-0" for one in made.second.packs}
@@ -344,8 +344,8 @@ def test_a_store_whose_packs_are_on_a_disk_that_is_not_mounted_has_lost_nothing(
 ) -> None:
     """One of an older vmckpt: see test_store_folders.py for those that have marks."""
     with made.open() as store:
-        (made.place / mark_of(store.config.id)).rmdir()
-    packs, away = made.place / "packs", made.place / "away"
+        (made.location / mark_of(store.config.id)).rmdir()
+    packs, away = made.location / "packs", made.location / "away"
     packs.rename(away)
     packs.mkdir()
     with made.open() as store:
@@ -380,7 +380,7 @@ def test_no_generation_goes_while_another_cannot_be_read(
     made: Made, sectors: Sectors, tmp_path: Path
 ) -> None:
     name, _ = made.frames()
-    earlier = (made.place / name).read_bytes()
+    earlier = (made.location / name).read_bytes()
     kept = made.first_ram.copy()
     kept[: PAGES // 2] = 0
     with made.open() as store:
@@ -388,13 +388,13 @@ def test_no_generation_goes_while_another_cannot_be_read(
         store.unpin(store.pins()[made.first.id][0])
         store.remove([made.first.id, made.second.id])
         collect(store, plan_gc(store))
-    (made.place / name).write_bytes(earlier)
-    later = max((made.place / "packs").glob(f"{name[6:38]}-*"), key=lambda one: len(one.name))
+    (made.location / name).write_bytes(earlier)
+    later = max((made.location / "packs").glob(f"{name[6:38]}-*"), key=lambda one: len(one.name))
     sectors[later.name] = range(1 << 40)
     with made.open() as store, pytest.raises(UnreadableError):
         collect(store, plan_gc(store))
     assert later.exists()
-    assert (made.place / name).exists()
+    assert (made.location / name).exists()
     sectors.clear()
     with made.open() as store:
         collect(store, plan_gc(store))

@@ -138,7 +138,7 @@ def test_a_persons_file_and_a_link_stay(host: LocalHost, place: Path, kind: Gran
     with pytest.raises(RefusedError):
         grant(host, kind, place / "link")
     assert shown(place / "theirs") == (PERSON, PERSON, 0o600)
-    with pytest.raises(StorageError, match="cannot give"):
+    with pytest.raises(StorageError, match=r"cannot make a VM.s own user the owner"):
         grant(host, kind, place / "gone")
     assert not (place / "gone").exists()
 

@@ -20,7 +20,7 @@ from vmckpt.migrate.outcome.left import keep_at
 from vmckpt.migrate.outcome.machines import ends
 from vmckpt.migrate.outcome.recover import FINISHED, recover
 from vmckpt.migrate.outcome.stale import without_stale
-from vmckpt.vm.inventory import look_all
+from vmckpt.vm.inventory import inspect_all
 from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
@@ -180,7 +180,7 @@ def test_a_home_that_was_left_is_known_whatever_the_hosts_are_called_here(tmp_pa
         await make_home(x, "q1")
         await make_home(b, "q2")
         await keep_at(replace(world.journal, source_id=ids[0], target_id=ids[1]), b)
-        looks = (await look_all([x, b])).given
+        looks = (await inspect_all([x, b])).given
         return [look.vm.host.name for look in await without_stale(looks, [x, b])]
 
     assert asyncio.run(play()) == ["local"]
@@ -197,7 +197,7 @@ def test_hosts_that_were_cloned_are_told_apart_by_their_names(tmp_path: Path) ->
         await make_home(b, "q2")
         (b.state_dir / "host-id").write_text(one)
         await keep_at(replace(world.journal, source_id=one, target_id=one), b)
-        looks = (await look_all([x, b])).given
+        looks = (await inspect_all([x, b])).given
         return [look.vm.host.name for look in await without_stale(looks, [x, b])]
 
     assert asyncio.run(play()) == ["b"]
@@ -213,7 +213,7 @@ def test_a_damaged_record_of_another_vm_hides_no_stale_home(tmp_path: Path) -> N
         await keep_at(world.journal, b)
         for name in ("web.old.r0.json", "web.r0.json"):
             (b.state_dir / "left" / name).write_text("")
-        looks = (await look_all([x, b])).given
+        looks = (await inspect_all([x, b])).given
         return [look.vm.host.name for look in await without_stale(looks, [x, b])]
 
     assert asyncio.run(play()) == ["b"]

@@ -1,4 +1,4 @@
-"""An etcd that takes certificates and passwords: who has them is served, nobody else."""
+"""An etcd that takes certificates and passwords: who has them is served, no one else."""
 
 import asyncio
 import base64
@@ -71,7 +71,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, E
 
 
 async def _admit(root: Gateway) -> None:
-    """A user who may touch leases and nothing else; then nobody else may touch anything."""
+    """A user who may touch leases and nothing else; then no one else may touch anything."""
     prefix = b"/vmckpt/leases/"
     permission = {
         "permType": "READWRITE",

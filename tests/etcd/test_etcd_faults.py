@@ -57,7 +57,7 @@ def test_without_a_majority_nothing_is_granted_and_what_was_stays(cluster: Clust
     left = cluster.members[0]
     with cluster.without(*cluster.members[1:]):
         hasty = store(cluster, SHORT_S)
-        # At first it may not know yet that it is alone: then nobody knows what becomes of a write.
+        # At first it may not know yet that it is alone: then no one knows what becomes of a write.
         with pytest.raises((ArbiterDownError, OutcomeUnknownError)):
             put(hasty, "two-die", 2, first.version)
         with pytest.raises(ArbiterDownError) as caught:
@@ -76,7 +76,7 @@ def test_without_a_majority_nothing_is_granted_and_what_was_stays(cluster: Clust
 
 
 def put_or_down(where: EtcdStore, vm: str, attempt: int, over: int) -> None:
-    """A write that nobody is sure about is one of the time before the loss was noticed."""
+    """A write that no one is sure about is one of the time before the loss was noticed."""
     try:
         put(where, vm, attempt, over)
     except OutcomeUnknownError as unknown:
@@ -134,7 +134,7 @@ def test_a_primary_that_is_cut_off_loses_its_lease_before_the_standby_gets_it(
             for proxy in proxies:
                 proxy.flow()
             await asyncio.sleep(0.2)
-            await standby.look()
+            await standby.read()
             assert standby.highest_term == 2
             assert standby.held is not None
             slow = Lease(store(cluster), "cut", primary.claimant, SPAN)
@@ -200,8 +200,8 @@ def test_a_write_that_etcd_has_no_space_for_may_be_done_all_the_same(tmp_path: P
         (b"220 mail.example ESMTP\r\n", "is malformed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "is malformed"),
         (b"HTTP/1.1 200 OK\r\n\r\n[]", "not an object"),
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", "none of etcd's"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "none of etcd's"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", "not etcd's"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"header":{}}', "not etcd's"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20), "too long"),
     ],
 )

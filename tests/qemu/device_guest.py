@@ -54,7 +54,7 @@ def guest() -> LabGuest:
 
 
 def settled(made: World) -> dict[str, object]:
-    """The VM as it is shown once nothing of it is cut off any more."""
+    """The VM as it is shown once nothing of it is cut off any longer."""
     deadline = time.monotonic() + 90 * slowness
     while (shown := made.vmckpt("vm", "show", NAME)).code:
         assert shown.code in (5, 9), shown.stderr

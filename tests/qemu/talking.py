@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from tests.qemu.world import World, image
-from vmckpt.checkpoint.catalogue.place import own_place
+from vmckpt.checkpoint.catalogue.location import own_location
 from vmckpt.checkpoint.facts import RAM
 from vmckpt.lab.guests.guest import GuestControl
 from vmckpt.lab.guests.labguest import LabGuest
@@ -78,8 +78,8 @@ class Witness:
         return violations(counts), sum(one.udp_sent + one.tcp_sent for one in every)
 
     def _counts(self, guest: LabGuest, point_id: str) -> Mapping[str, Counts]:
-        place = own_place(self._made.state(self._homes[guest.name]))
-        with open_store(place) as store, store.read(point_id) as point:
+        location = own_location(self._made.state(self._homes[guest.name]))
+        with open_store(location) as store, store.read(point_id) as point:
             area = point.area(RAM)
             if guest.name not in self._pages:
                 [self._pages[guest.name]] = [

@@ -60,7 +60,7 @@ def kernel() -> list[str]:
 
 @contextmanager
 def by_hand(made: World, style: str, monitors: int = 2) -> Iterator[ProcessId]:
-    """A QEMU as somebody starts it on lab-a, in a directory of his own; ended with the block."""
+    """A QEMU as someone starts it on lab-a, in a directory of his own; ended with the block."""
     where, host = made.state_dir, made.lab.host("lab-a")
     qemu_img = Path(host.qemu).parent / "qemu-img"
     (host.state_dir / "images").mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def ask(made: World, monitor: str, *asked: tuple[str, dict[str, Any]]) -> list[A
 
 @contextmanager
 def connected(made: World) -> Iterator[socket.socket]:
-    """Somebody who holds the first monitor."""
+    """Someone who holds the first monitor."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(made.state_dir / "hand0.sock"))
         yield sock
@@ -112,7 +112,7 @@ def connected(made: World) -> Iterator[socket.socket]:
 
 @contextmanager
 def locked(made: World, process: ProcessId) -> Iterator[None]:
-    """Somebody who is adopting the process, under some name."""
+    """Someone who is adopting the process, under some name."""
     path = adoption_lock_path(made.lab.host("lab-a").state_dir, process.pid)
     path.parent.mkdir()
     with held(path, owner("vm adopt")):
@@ -249,7 +249,7 @@ def test_what_is_plugged_after_the_adoption_is_not_overlooked(pair: World) -> No
 
 
 def test_kill_9_leaves_the_guest_in_one_place(pair: World) -> None:
-    """The guest is where it was, in the process that somebody started, or wholly moved."""
+    """The guest is where it was, in the process that someone started, or wholly moved."""
     moments = random.Random(20261122)
 
     async def go(process: ProcessId) -> None:

@@ -44,7 +44,7 @@ async def sound(made: World, of: LabGuest | None = None) -> None:
 
 
 async def all_there(made: World, name: str) -> None:
-    """Wait until a restored VM's memory is whole, and nobody works on it."""
+    """Wait until a restored VM's memory is whole, and no one works on it."""
     given_up_s = time.monotonic() + PATIENCE_S
     while (await asyncio.to_thread(made.ok, "vm", "show", name))["operation"] is not None:
         assert time.monotonic() < given_up_s

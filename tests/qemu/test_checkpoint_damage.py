@@ -10,7 +10,7 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound, take
 from tests.qemu.world import Done, World, image, qemu, world
-from vmckpt.checkpoint.catalogue.place import own_place
+from vmckpt.checkpoint.catalogue.location import own_location
 from vmckpt.checkpoint.facts import DEVICES, usable_facts
 from vmckpt.errors import VmckptError
 from vmckpt.lab.guests.labguest import LabGuest
@@ -24,10 +24,10 @@ def guest() -> LabGuest:
     return LabGuest("guest", 1, image(), memory="128M", disk="32M")
 
 
-def read_as_restores_do(place: str, checkpoint_id: str) -> str:
+def read_as_restores_do(location: str, checkpoint_id: str) -> str:
     """All that a restore reads of a checkpoint, and its digest. Raises VmckptError."""
     digest = hashlib.sha256()
-    with open_store(place) as store, store.read(checkpoint_id) as point:
+    with open_store(location) as store, store.read(checkpoint_id) as point:
         digest.update(repr(usable_facts(point.manifest)).encode())
         digest.update(point.blob(DEVICES))
         for facts in point.manifest.areas:
@@ -57,10 +57,10 @@ class Flipped:
             file.write(bytes([byte ^ 1 << self._bit]))
 
 
-def some_bit(place: Path, rng: random.Random, kind: str) -> Flipped:
+def some_bit(location: Path, rng: random.Random, kind: str) -> Flipped:
     """Half of them at the ends of files, where the formats' own bytes are."""
-    files = sorted(p for p in place.rglob("*") if p.is_file() and p.stat().st_size)
-    path = rng.choice([p for p in files if p.relative_to(place).parts[0] == kind])
+    files = sorted(p for p in location.rglob("*") if p.is_file() and p.stat().st_size)
+    path = rng.choice([p for p in files if p.relative_to(location).parts[0] == kind])
     size = path.stat().st_size
     ends = [*range(min(200, size)), *range(max(0, size - 200), size)]
     at = rng.choice(ends) if rng.random() < 0.5 else rng.randrange(size)
@@ -81,14 +81,14 @@ async def _flip_many(made: World, rng: random.Random) -> None:
     control = await guest().control(made.lab)
     await load(control)
     taken = [await take(made) for _ in range(2)]
-    place = Path(own_place(made.state("lab-a")))
-    right = [read_as_restores_do(str(place), one["id"]) for one in taken]
+    location = Path(own_location(made.state("lab-a")))
+    right = [read_as_restores_do(str(location), one["id"]) for one in taken]
     refused = unharmed = 0
     for number in range(FLIPS):
         which = rng.randrange(2)
-        with some_bit(place, rng, KINDS[number % len(KINDS)]):
+        with some_bit(location, rng, KINDS[number % len(KINDS)]):
             try:
-                assert read_as_restores_do(str(place), taken[which]["id"]) == right[which]
+                assert read_as_restores_do(str(location), taken[which]["id"]) == right[which]
                 unharmed += 1
             except VmckptError:
                 refused += 1
@@ -142,7 +142,7 @@ async def _taken_after_a_loss(made: World) -> None:
     await load(control)
     await asyncio.sleep(1.0)
     first = await take(made)
-    for pack in (Path(own_place(made.state("lab-a"))) / "packs").glob("[0-9a-f]*"):
+    for pack in (Path(own_location(made.state("lab-a"))) / "packs").glob("[0-9a-f]*"):
         pack.unlink()
     second = await take(made)
     assert second["parent"] == first["id"]
@@ -169,9 +169,9 @@ def test_a_full_disk_at_any_moment_is_the_checkpoints_end_and_not_the_guests() -
 async def _full(made: World, room: Path) -> None:
     control = await guest().control(made.lab)
     await load(control)
-    place, size_bytes, failed = room / "store", 4096, 0
+    location, size_bytes, failed = room / "store", 4096, 0
     try:
-        while (done := await _take_into(made, place)).code:
+        while (done := await _take_into(made, location)).code:
             assert done.error["exit_code"] == 11, done
             assert "No space left" in done.error["why"], done
             failed += 1
@@ -182,11 +182,11 @@ async def _full(made: World, room: Path) -> None:
         assert failed > 8
         first = done.result["id"]
         _resize(room, size_bytes + 4096)
-        again = await _take_into(made, place)
+        again = await _take_into(made, location)
         assert again.code == 0 or "No space left" in again.error["why"], again
-        checked = await asyncio.to_thread(made.ok, "store", "check", str(place))
+        checked = await asyncio.to_thread(made.ok, "store", "check", str(location))
         assert checked["whole"], checked
-        words = ("checkpoint", "restore", first, "--in-place", "--store", str(place))
+        words = ("checkpoint", "restore", first, "--in-place", "--store", str(location))
         await asyncio.to_thread(made.ok, *words)
         await sound(made)
         await all_there(made, "guest")
@@ -199,10 +199,10 @@ def _resize(room: Path, size_bytes: int) -> None:
     subprocess.run(["mount", "-o", options, str(room)], check=True)
 
 
-async def _take_into(made: World, place: Path) -> Done:
+async def _take_into(made: World, location: Path) -> Done:
     # Where it is not there yet: what was begun of it on a full disk has gone.
-    begun = await asyncio.to_thread(made.vmckpt, "store", "init", str(place))
+    begun = await asyncio.to_thread(made.vmckpt, "store", "init", str(location))
     if begun.code not in (0, 4):
         return begun
-    words = ("checkpoint", "create", "guest", "--store", str(place))
+    words = ("checkpoint", "create", "guest", "--store", str(location))
     return await asyncio.to_thread(made.vmckpt, *words)

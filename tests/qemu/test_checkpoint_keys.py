@@ -25,13 +25,13 @@ async def _sealed(made: World) -> None:
     await load(control)
     await control.close()
     key = str(made.state_dir / "store.key")
-    place = str(made.state_dir / "sealed")
-    early = made.vmckpt("checkpoint", "create", "guest", "--store", place, "--key-file", key)
-    assert (early.code, Path(place).exists()) == (3, False)
-    made.ok("store", "init", place, "--key-file", key)
-    refused = made.vmckpt("checkpoint", "create", "guest", "--store", place)
+    location = str(made.state_dir / "sealed")
+    early = made.vmckpt("checkpoint", "create", "guest", "--store", location, "--key-file", key)
+    assert (early.code, Path(location).exists()) == (3, False)
+    made.ok("store", "init", location, "--key-file", key)
+    refused = made.vmckpt("checkpoint", "create", "guest", "--store", location)
     assert (refused.code, refused.error["what"]) == (4, "the store is encrypted")
-    opened = ("--store", place, "--key-file", key)
+    opened = ("--store", location, "--key-file", key)
     taken = made.ok("checkpoint", "create", "guest", "--name", "one", *opened)
     second = made.ok("checkpoint", "create", "guest", "--name", "two", *opened)
     assert second["parent"] == taken["id"]
@@ -47,7 +47,7 @@ async def _sealed(made: World) -> None:
     assert shown.code in (0, 5), shown
     await sound(made)
     await asyncio.to_thread(made.ok, "checkpoint", "restore", "two", "--in-place", *opened)
-    with open_store(place, KeySource(KeyHolder.FILE, key)) as store:
+    with open_store(location, KeySource(KeyHolder.FILE, key)) as store:
         secret = store.opened.secret
     _require_nowhere(made, secret)
     await sound(made)

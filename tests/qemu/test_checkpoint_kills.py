@@ -30,7 +30,7 @@ async def killed_once(made: World, true: Callable[[], object], *words: str) -> N
 
 
 def recovered(made: World) -> bool:
-    """Whether no service works any more, nor what comes after its death."""
+    """Whether no service works any longer, nor what comes after its death."""
     return not at_work(made.state_dir)
 
 
@@ -129,9 +129,9 @@ async def nodes(made: World) -> list[str]:
 def test_what_was_saved_whole_does_not_stay_in_memory_after_a_kill() -> None:
     with world(qemu("10.0")) as made:
         made.run_guest(guest(), "lab-a")
-        place, key = str(made.shared / "sealed"), str(made.shared / "key")
-        sealed = ("--store", place, "--key-file", key)
-        made.ok("store", "init", place, "--key-file", key)
+        location, key = str(made.shared / "sealed"), str(made.shared / "key")
+        sealed = ("--store", location, "--key-file", key)
+        made.ok("store", "init", location, "--key-file", key)
         begun = False
 
         def storing() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
-from vmckpt.migrate.shared_link import LOOK_S
+from vmckpt.migrate.shared_link import CHECK_S
 
 POLICY = """\
 [[when]]
@@ -58,7 +58,7 @@ def test_a_guest_is_slowed_by_policy_and_two_that_move_at_once_share_the_link() 
         begun = [made.begin("migrate", guest.name, *how) for guest in guests]
         outs = [begun[0].communicate(timeout=90)]
         # The other cannot end until its guest writes less: it has the link for itself first.
-        time.sleep(3 * LOOK_S)
+        time.sleep(3 * CHECK_S)
         asyncio.run(load(made, guests[1], CALM))
         outs.append(begun[1].communicate(timeout=90))
         assert [command.returncode for command in begun] == [0, 0], outs

@@ -134,7 +134,7 @@ def test_where_pages_cannot_be_tracked_qemu_samples_them(version: str) -> None:
         async def play() -> None:
             control = await guest.control(made.lab)
             await control.load_memory("rate=20M set=64M pattern=sequential content=text")
-            ram.unlink()  # to an onlooker it is no named file any more
+            ram.unlink()  # to an onlooker it is no named file any longer
             found = await asyncio.to_thread(made.ok, "dirty-rate", "one", "--for", "3s")
             await control.close()
             assert (found["source"], found["why"]) == ("qemu-page-sampling", NO_FILE)

@@ -63,7 +63,7 @@ async def captured(made: World, host: str, name: str) -> AsyncIterator[tuple[Vm,
         await output.hold()
         async with capturing(vm.qemu.process.pid, GuestRam(ram_file), monitor, output) as capture:
             yield vm, capture
-        await output.let_go()
+        await output.release_all()
 
 
 async def take_epoch(capture: Capture, ram: RamFile, number: int, budget: Budget) -> Epoch:

@@ -131,7 +131,7 @@ def guest(case: Case) -> LabGuest:
 
 
 def at_home(made: World, wanted: LabGuest) -> str:
-    """Only the wanted guest runs; started anew when the last case lost it. Where it is."""
+    """Only the wanted guest runs; started again when the last case lost it. Where it is."""
     for vm in made.ok("vm", "list")["vms"]:
         if (vm["name"], vm["state"]) == (wanted.name, "running"):
             return str(vm["host"])

@@ -1,4 +1,4 @@
-"""What stands aside, on a QEMU without a guest that dies while it is folded: the newest stays."""
+"""Overlays, on a QEMU without a guest that dies while they are committed: the newest stays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,9 +18,9 @@ from vmckpt.lease.store import NONE_YET
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, session
-from vmckpt.replicate.disks.aside import fold, put_aside
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.disks.mirrors import MirrorSource
+from vmckpt.replicate.disks.overlays import add_overlays, commit_overlays
 from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -57,7 +57,7 @@ class Aside:
     async def begin(self) -> None:
         async with self.asked() as monitor:
             sources = [MirrorSource(number, f"disk{number}", SIZE_BYTES) for number in (0, 1)]
-            await put_aside(monitor, self.request, self.vm, sources)
+            await add_overlays(monitor, self.request, self.vm, sources)
             await commands.cont(monitor)
 
     async def write(self, disk: int, at: int, content: int) -> None:
@@ -72,8 +72,8 @@ class Aside:
     async def kill(self) -> None:
         assert await self.vm.host.kill(self.vm.qemu.process)
 
-    async def fold(self) -> None:
-        await fold(self.vm.directory.aside)
+    async def commit_overlays(self) -> None:
+        await commit_overlays(self.vm.directory.overlays)
 
     async def fails_to_fold(self) -> list[str]:
         """How the guest was stopped and let run meanwhile."""
@@ -81,13 +81,13 @@ class Aside:
         async with session(watch, "it") as monitor:
             with monitor.events("STOP", "RESUME") as seen:
                 with pytest.raises(VmckptError):
-                    await self.fold()
+                    await self.commit_overlays()
                 assert (await commands.query_status(monitor)).running
                 return [str(event["event"]) for event in seen.drain()]
 
     def layers(self) -> list[str]:
-        aside = self.vm.directory.aside
-        return sorted(path.name for path in aside.glob("disk*")) if aside.exists() else []
+        overlays = self.vm.directory.overlays
+        return sorted(path.name for path in overlays.glob("disk*")) if overlays.exists() else []
 
     def content(self, disk: int, at: int) -> int:
         return self.images[disk].read_bytes()[at * BLOCK]
@@ -128,8 +128,10 @@ async def two_disks(version: str, path: Path, second: str = TAKES) -> AsyncItera
         (path / "leases").mkdir()
         alone = LeaseRecord(1, "a/1", 1, LeaseSpan(0.1))
         await FileStore(path / "leases").replace("web", alone, over=NONE_YET)
-        directory.aside.mkdir()
-        (directory.aside / "disk1.folded").write_text("of a fold that was killed at its very end")
+        directory.overlays.mkdir()
+        (directory.overlays / "disk1.folded").write_text(
+            "of a fold that was killed at its very end"
+        )
         made = Aside(vm, request)
         await made.begin()
         yield made
@@ -150,14 +152,14 @@ def test_a_disk_that_is_folded_already_is_not_taken_back_to_its_layer(
                 assert made.content(disk, 3) == 0
             async with made.asked() as monitor:
                 await block.blockdev_del(monitor, "disk1")
-            # The first is folded, the second has nowhere to go. A write that came while the disk
+            # The first is committed, the second has nowhere to go. A write that came while the disk
             # took its layer's place was QEMU 7.2's end.
             assert await made.fails_to_fold() == ["STOP", "RESUME"]
             assert made.layers() == ["disk0.folded", "disk1.qcow2"]
             await made.write(0, 3, 8)
             assert made.content(0, 3) == 8
             await made.kill()
-            await made.fold()
+            await made.commit_overlays()
             assert (made.content(0, 3), made.content(1, 3)) == (8, 7)
             assert made.layers() == []
 
@@ -170,22 +172,22 @@ def test_a_layer_whose_disk_takes_no_writes_at_the_last_moment_has_all_again(
     async def play() -> None:
         async with two_disks("10.0", short_path, FAILS) as made:
             await made.write(1, 3, 7)
-            # As a fold that is killed just before the disk takes the layer's place.
+            # As a commit that is killed just before the disk takes the layer's place.
             async with made.asked() as monitor:
                 await block.blockdev_mirror(
                     monitor, "fold-1", "aside-1", "disk1", 0, write_through=True, sync="top"
                 )
                 while (await commands.query_jobs(monitor))[0].status != "ready":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            layer = made.vm.directory.aside / "disk1.qcow2"
+            layer = made.vm.directory.overlays / "disk1.qcow2"
             layer.rename(layer.with_suffix(".folded"))
             await made.write(1, 15, 7)
             with pytest.raises(OperationFailedError, match="could not be committed to disk1"):
-                await made.fold()
+                await made.commit_overlays()
             assert "disk1.qcow2" in made.layers()
             await made.write(1, 3, 8)
             await made.kill()
-            await made.fold()
+            await made.commit_overlays()
             assert (made.content(1, 3), made.content(1, 15)) == (8, 7)
 
     asyncio.run(play())

@@ -94,7 +94,7 @@ def test_no_timer_lets_anything_out(version: str, monkeypatch: pytest.MonkeyPatc
                 await asyncio.sleep(0.3)
                 await held.release()
             assert (await sender.heard(began_ns))[0] == 0
-            await held.let_go()
+            await held.release_all()
             began_ns = time.monotonic_ns()
             assert (await sender.heard(began_ns))[0] > 0
 
@@ -126,7 +126,7 @@ def test_what_is_held_beyond_ten_thousand_packets_is_lost_and_is_seen_to_come() 
                 await asyncio.sleep(0.05)
                 now = await commands.query_sent_packets(sender.monitor, "nic0")
                 sent, seen = sent + (now - seen) % commands.SENT_PACKETS_WRAP, now
-            await held.let_go()
+            await held.release_all()
             await asked
             await sender.control.beat(None)
             received, lost = await sender.heard(began_ns)

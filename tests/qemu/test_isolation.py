@@ -114,7 +114,7 @@ def test_copies_forks_and_a_guards_proof_send_nothing(version: str) -> None:
         assert outside.senders(SILENT_S) == set()
         for name in ("f-1", "f-2", "copy"):
             end(made, name)
-        # It stays so when it starts anew, until the operator says otherwise.
+        # It stays so when it starts again, until the operator says otherwise.
         made.ok("vm", "start", "copy")
         made.ok("checkpoint", "restore", taken["id"], "--network", "isolated")
         assert outside.senders(SILENT_S * 3) == set()
@@ -140,7 +140,7 @@ def sender(port: int) -> list[str]:
 
 @contextmanager
 def by_hand(made: World, version: str, machine: list[str]) -> Iterator[None]:
-    """A QEMU as somebody starts it on this machine; and its end."""
+    """A QEMU as someone starts it on this machine; and its end."""
     where = made.state_dir
     argv = [str(qemu(version)), "-M", "q35,accel=tcg", "-m", "128M", "-display", "none", *machine]
     for number in range(2):

@@ -63,7 +63,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 def a_python_of(everybody: bool) -> str:
-    """A Python that nobody may run too, if `everybody`."""
+    """A Python that no one may run too, if `everybody`."""
     pythons = [sys.executable, "/usr/bin/python3"]
     for python in pythons:
         reachable = all(

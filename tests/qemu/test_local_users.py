@@ -116,13 +116,13 @@ def test_another_user_reads_and_changes_nothing(version: str) -> None:
         # Open on purpose: each thing in it has to be closed by itself.
         made.state_dir.chmod(0o755)
         key = made.state_dir / "key"
-        place = str(made.state("lab-a") / "sealed")
-        sealed = ("--store", place, "--key-file", str(key))
+        location = str(made.state("lab-a") / "sealed")
+        sealed = ("--store", location, "--key-file", str(key))
         with intruder(made) as nobody, nobody.at_work():
             key.write_text("of the operator's\n")
             key.chmod(0o600)
             made.run_guest(guest, "lab-a", own_disk=True)
-            made.ok("store", "init", place, "--key-file", str(key))
+            made.ok("store", "init", location, "--key-file", str(key))
             taken = made.ok("checkpoint", "create", "guest", *sealed)
             made.ok("checkpoint", "create", "guest", "--kind", "file", *sealed)
             made.ok("checkpoint", "restore", taken["id"], "--in-place", *sealed)

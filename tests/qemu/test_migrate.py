@@ -148,7 +148,7 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         assert refused.code == 4
         assert "tcg-dirty-log" in refused.error["why"]
         assert made.files("lab-b") == []
-        # What is wished besides opens no way that `auto` does not go here.
+        # What is requested besides opens no way that `auto` does not go here.
         made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
         wished = made.ok("plan", "old", "lab-b", "--for", "1s", "--max-downtime", "100s")
         assert wished["way"] == "stop"
@@ -183,7 +183,7 @@ def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World,
     words = ["--parallel", "2", "--bandwidth", "5MB", "--timeout", "2s"]
     late = made.vmckpt("migrate", "mover", "lab-b", *words)
     assert late.code == 8
-    # Somebody's plain `migrate` would never stop the guest otherwise.
+    # Someone's plain `migrate` would never stop the guest otherwise.
     capabilities, parameters = asyncio.run(made.migration_settings("lab-a", "mover"))
     assert parameters.get(SWITCHOVER_SPEED, 0) == 0
     assert parameters[SENDING_SPEED] == USUAL_SPEED

@@ -106,5 +106,5 @@ def test_mirrors_end_under_writes(version: str) -> None:
     with world(qemu(version)) as made:
         made.run_guest(guest, "lab-a", own_disk=True)
         asyncio.run(play(made.state_dir / "disks.sock"))
-    # At each end of the replica's the guest stood still, watched, and went on.
+    # At each end of the replica's the guest was paused, watched, and went on.
     assert told.count("free inf") == 4 * ROUNDS

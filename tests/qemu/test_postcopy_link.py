@@ -1,4 +1,4 @@
-"""Post-copy survives the network: a cut link pauses the guest, and it goes on when it is mended."""
+"""Post-copy survives the network: a cut link pauses the guest until it is repaired."""
 
 import asyncio
 from collections.abc import Iterator

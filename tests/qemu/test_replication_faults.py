@@ -2,7 +2,7 @@
 
 A client counts in the guest over one TCP connection all the time and checks every answer. Each case
 begins a protection, has something die, freeze or break, waits for what comes of it, and protects
-the guest anew from where it then is. A sample runs every time, all of it with --long, with counts.
+the guest again from where it then is. A sample runs every time, all of it with --long, with counts.
 The arbiter's faults are in tests/real/test_replication.py.
 """
 
@@ -143,7 +143,7 @@ def test_fault(made: World, case: Case) -> None:
 
 
 def home_of(made: World, guest: LabGuest) -> str:
-    """Where the guest runs; started anew when the last case lost it."""
+    """Where the guest runs; started again when the last case lost it."""
     for vm in made.ok("vm", "list")["vms"]:
         if vm["state"] == "running":
             return str(vm["host"])
@@ -189,7 +189,7 @@ async def struck(made: World, case: Case, home: str, away: str, counting: Counti
             outcome = await settled(made, case, home)
         if case.does == "shut down" and case.step == PROTECTED:
             assert outcome == TOOK_OVER
-        # One that the standby had by then is not protected any more.
+        # One that the standby had by then is not protected any longer.
         assert outcome != LOST or case.step != HANDED_OVER or await has_term(made, away)
         if outcome != LOST:  # a guest that died gives no more answers
             await counting.more_than(counting.answers + 1)
@@ -355,12 +355,12 @@ async def copying(made: World, home: str) -> None:
     """Return when the primary's service has just begun its first copy."""
     ear = made.state(home) / "replicas" / NAME / "control.sock"
     async with asyncio.timeout(60):
-        while not ear.exists():  # noqa: ASYNC110 - nobody tells
+        while not ear.exists():  # noqa: ASYNC110 - no one tells
             await asyncio.sleep(0.001)
 
 
 async def settled(made: World, case: Case, home: str) -> str:
-    """What came of it, when nothing is under way any more; and that both sides say why."""
+    """What came of it, when nothing is under way any longer; and that both sides say why."""
     loop = asyncio.get_running_loop()
     # What goes on did so for longer than anything may take to be found out.
     is_brief = all(one.does == "kill" for one in case.faults)
@@ -406,7 +406,7 @@ async def judge(
 ) -> None:
     """It is as the case allows, and the guest lost nothing."""
     guest_died = case.does == "shut down" or case.kills("qemu", "all of primary")
-    # Two faults may take both copies; a QEMU that stands still cannot go on with the guest.
+    # Two faults may take both copies; a QEMU that is paused cannot go on with the guest.
     both_died = case.kills("qemu") and any(
         (one.does, one.to) != ("freeze", "standby") and one.to in ("standby", "waiting qemu")
         for one in case.faults

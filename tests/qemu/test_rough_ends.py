@@ -21,7 +21,7 @@ def guest(**more: object) -> LabGuest:
 
 
 def deaf(made: World, *words: str) -> int:
-    """A command whose stderr nobody reads any more, from its second line on."""
+    """A command whose stderr no one reads any longer, from its second line on."""
     reading, writing = os.pipe()
     environment = os.environ | {"VMCKPT_STATE_DIR": str(made.state_dir)}
     with subprocess.Popen(

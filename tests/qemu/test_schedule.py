@@ -14,8 +14,8 @@ import pytest
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
-from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.errors import RefusedError
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.inventory import read_vm
@@ -97,7 +97,7 @@ def test_checkpoints_come_are_copied_and_go_whoever_is_killed(made: World) -> No
     assert len({one["facts"]["tags"]["due"] for one in mine}) == len(mine)
     assert {"lab-a:", "lab-b:"} <= set(mine[-2]["stores"])
     # What still works for a dead scheduler, and comes late, finds it there.
-    with pytest.raises(RefusedError, match="is there already"):
+    with pytest.raises(RefusedError, match="exists already"):
         asyncio.run(ask_again(made, mine[-1]["id"]))
     # The other's stays, and has taught what a checkpoint costs.
     learned = shown(made, "auto")

@@ -93,7 +93,7 @@ def test_another_number_of_vcpus(made: World) -> None:
 
 
 async def told(made: World, command: str, **arguments: object) -> None:
-    """Somebody else's hand on the source's QEMU."""
+    """Someone else's hand on the source's QEMU."""
     os.environ["VMCKPT_STATE_DIR"] = str(made.state_dir)
     try:
         vm = await find_vm("mover")
@@ -104,7 +104,7 @@ async def told(made: World, command: str, **arguments: object) -> None:
 
 
 def test_a_device_that_the_target_lacks(made: World) -> None:
-    """Somebody has plugged one by hand."""
+    """Someone has plugged one by hand."""
     asyncio.run(told(made, "device_add", driver="virtio-rng-pci", id="extra", bus="port1"))
     assert "extra" in refuses(made, 4)
     asyncio.run(told(made, "device_del", id="extra"))
@@ -118,7 +118,7 @@ def test_a_device_that_the_target_lacks(made: World) -> None:
     ],
 )
 def test_a_setting_that_only_one_side_has(made: World, command: str, named: str) -> None:
-    """Other channel counts hang both for ever; without a return path the source is told nothing."""
+    """Other channel counts hang both forever; without a return path the source is told nothing."""
     off = {"capability": "return-path", "state": False}
     asyncio.run(told(made, "migrate-set-capabilities", capabilities=[off]))
     with made.spoilt("lab-a", {"command": command, "of": named, "do": "lie"}):

@@ -44,7 +44,7 @@ def test_its_vm_can_be_started_from_its_disks(made: World) -> None:
     asyncio.run(set_link(made.lab, "lab-b", up=True))
     code = command.returncode
     assert code == 10, said
-    assert "cutting the connection that the target still waits on" in said
+    assert "closing the connection on which the destination still waits" in said
     shown = made.ok("vm", "show", "mover")
     assert (shown["host"], shown["state"]) == ("lab-a", "stopped")
     assert made.qemus("mover") == []

@@ -304,7 +304,7 @@ def unreachable(made: SshWorld, host: str) -> Iterator[None]:
 @pytest.mark.parametrize("method", ["precopy", "stop"])
 def test_a_target_that_is_down_keeps_nobody_from_the_vm(way: Way, method: str) -> None:
     made = way.made
-    # One that stands still dirties nothing: at such a speed it takes minutes all the same.
+    # One that is paused dirties nothing: at such a speed it takes minutes all the same.
     cut_off(way, "--method", method, "--bandwidth", "200KB")
     with unreachable(made, way.target):
         assert made.ok("migrate", "--recover", "mover")["host"] == way.source

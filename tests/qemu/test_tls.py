@@ -1,4 +1,4 @@
-"""Encrypted migrations: who is let in, what a stranger gets, and that nothing goes in clear."""
+"""Encrypted migrations: who is let in, what a stranger gets, and that nothing goes unencrypted."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.pki.authority import issue, make_authority
+from vmckpt.hosts.pki.ca import issue, make_ca
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.migrate.outcome.ends import End, discard
@@ -73,7 +73,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[World]:
 def certified(pair: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Both hosts have good certificates; afterwards there are none and no authority."""
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(pair.state_dir))
-    make_authority(pair.state_dir)
+    make_ca(pair.state_dir)
     for name in ("lab-a", "lab-b"):
         asyncio.run(issue(pair.state_dir, find_host(name)))
     yield pair
@@ -137,7 +137,7 @@ async def identity_of(kind: str, made: World, directory: Path) -> tuple[str, str
     else:
         if kind == "another authority":
             state = directory / "other"
-            make_authority(state)
+            make_ca(state)
         name = "lab-c" if kind == "another host" else "lab-a"
         stranger = LocalHost(name, directory, address)
         if kind == "expired":
@@ -195,12 +195,12 @@ def test_a_source_that_would_send_in_clear_is_not_let_in(certified: World) -> No
 def test_the_source_sends_nothing_to_a_target_it_does_not_know(
     certified: World, tmp_path: Path, wrong: str
 ) -> None:
-    target_host, state = find_host("lab-b"), certified.state_dir
+    destination_host, state = find_host("lab-b"), certified.state_dir
     if wrong == "authority":
         state = tmp_path
-        make_authority(state)
-    address = "10.77.1.99" if wrong == "address" else target_host.migration_address
-    asyncio.run(issue(state, LocalHost("lab-b", target_host.state_dir, address)))
+        make_ca(state)
+    address = "10.77.1.99" if wrong == "address" else destination_host.migration_address
+    asyncio.run(issue(state, LocalHost("lab-b", destination_host.state_dir, address)))
 
     async def send() -> None:
         async with waiting() as (source, target):
@@ -379,7 +379,7 @@ def spoil(made: World, how: str, directory: Path) -> None:
         case "expired":
             asyncio.run(issue_expired(made.state_dir, host))
         case "another authority":
-            make_authority(directory)
+            make_ca(directory)
             asyncio.run(issue(directory, host))
         case "another address":
             moved = LocalHost("lab-b", host.state_dir, "10.77.1.99")
@@ -445,7 +445,7 @@ def test_the_commands_of_pki(pair: World) -> None:
     forget(pair)
     try:
         assert pair.vmckpt("pki", "issue", "lab-a").code == 3
-        authority = pair.ok("pki", "init")
+        ca = pair.ok("pki", "init")
         assert pair.vmckpt("pki", "init").code == 4
         issued = pair.ok("pki", "issue", "lab-a", "lab-b", "--days", "20")["hosts"]
         assert [host["names"] for host in issued] == [
@@ -453,7 +453,7 @@ def test_the_commands_of_pki(pair: World) -> None:
             ["10.77.1.2", "lab-b"],
         ]
         shown = pair.ok("pki", "show")
-        assert shown["authority"] == authority
+        assert shown["authority"] == ca
         states = {host["host"]: host["state"] for host in shown["hosts"]}
         assert states == {"local": "none", "lab-a": "ends soon", "lab-b": "ends soon"}
         assert pair.vmckpt("pki", "issue", "nobody").code == 3

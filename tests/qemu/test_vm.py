@@ -117,7 +117,7 @@ def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
 
 
 async def _strangers_channels(made: World) -> None:
-    """Somebody has it migrate over several channels, or did and was killed."""
+    """Someone has it migrate over several channels, or did and was killed."""
     vm = await read_vm(made.asked("lab-a"), "one")
     assert vm is not None
     async with session(await vm.host.connect(vm.qemu.files.operator), "one") as monitor:

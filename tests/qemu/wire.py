@@ -21,7 +21,7 @@ BUFFER_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class Wire:
-    """Filled at the end of the block: bytes on the link, words seen in clear, frames missed."""
+    """Filled at the end of the block: bytes on the link, words seen unencrypted, frames missed."""
 
     bytes: int = 0
     words: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ def _root() -> None:
 
 
 class Kept:
-    """One lab for many tests; made anew after a test that left something in it."""
+    """One lab for many tests; made again after a test that left something in it."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

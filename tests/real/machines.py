@@ -103,7 +103,7 @@ class Machines(World):
     def is_fresh(self) -> bool:
         """Whether the next test would find nothing of this one: no VM, file, record, dead service.
 
-        Links that are cut or narrow are not seen: whoever does that mends them.
+        Links that are cut or narrow are not seen: whoever does that repairs them.
         """
         names = [host.name for host in self.lab.hosts]
         processes = [Path(f"/proc/{p.pid}/comm") for p in find(self.lab.directory)]
@@ -133,8 +133,8 @@ def machines(qemus: Sequence[Path], *, bare: bool = False) -> Iterator[Machines]
     """
     state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
     try:
-        look = MachineKit(packages(), bare)
-        lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, look=look))
+        kit = MachineKit(packages(), bare)
+        lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, kit=kit))
         yield Machines(state_dir, lab)
     finally:
         show_evidence(state_dir, *LOGS, VM_LOGS)

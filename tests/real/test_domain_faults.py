@@ -119,7 +119,7 @@ async def run_case(made: Machines, case: Case) -> None:
         boot = (await control.stat()).boot
         went = await struck(made, case, (home, away))
         if went is not None:
-            assert (await control.stat()).boot == boot  # the same guest, not one that booted anew
+            assert (await control.stat()).boot == boot  # the same guest, not one that booted again
             memory, disk = await control.verify_memory(), await control.verify_disk()
             assert memory.sound, memory
             assert disk.sound, disk

@@ -103,8 +103,8 @@ def test_killed_at_any_moment_then_down_leaves_nothing(
     outcomes = []
     for step in range(6):
         if verb == "down":
-            look = MachineKit(packages())
-            asyncio.run(labs.up(state_dir, hosts=2, qemus=[PROGRAM], look=look))
+            kit = MachineKit(packages())
+            asyncio.run(labs.up(state_dir, hosts=2, qemus=[PROGRAM], kit=kit))
         with subprocess.Popen(
             [sys.executable, "-c", RUN, verb, str(state_dir), str(PROGRAM), str(packages())],
             stdout=subprocess.PIPE,
@@ -123,11 +123,11 @@ def test_killed_at_any_moment_then_down_leaves_nothing(
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(state_dir: Path, tmp_path: Path) -> None:
     for where, why in ((tmp_path, "does not hold"), (broken(tmp_path / "broken"), "sshd")):
         with pytest.raises((RefusedError, OperationFailedError)) as refused:
-            asyncio.run(labs.up(state_dir, hosts=1, qemus=[PROGRAM], look=MachineKit(where)))
+            asyncio.run(labs.up(state_dir, hosts=1, qemus=[PROGRAM], kit=MachineKit(where)))
         assert why in refused.value.why
         assert nothing_is_left(state_dir)
     with pytest.raises(UsageError):
-        asyncio.run(labs.up(state_dir, hosts=1, qemus=[], look=MachineKit(packages())))
+        asyncio.run(labs.up(state_dir, hosts=1, qemus=[], kit=MachineKit(packages())))
 
 
 def broken(folder: Path) -> Path:

@@ -72,7 +72,7 @@ def test_a_pulled_cable(made: Machines, method: str, phase: str) -> None:
 
 @asynccontextmanager
 async def unplugged(made: Machines) -> AsyncIterator[None]:
-    """The operator reaches nobody for the block, and for 20 s."""
+    """The operator reaches no one for the block, and for 20 s."""
     await set_operator_link(made.lab, up=False)
     try:
         since_s = time.monotonic()

@@ -170,7 +170,7 @@ class Asking(Proc):
     async def _ask_about(self, host: Host) -> Right:
         await self._reach(host)
         if host.home is None:
-            raise RefusedError("it is not there any more", START)
+            raise RefusedError("it is no longer there", START)
         try:
             return await ask_about(host, host.home)
         except NO_ANSWER as exc:

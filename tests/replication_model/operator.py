@@ -90,7 +90,7 @@ class Command(Stopping):
         await self._reach(host)
         home = host.home
         if home is None:
-            raise RefusedError("it is not there any more", START)
+            raise RefusedError("it is no longer there", START)
         qemu = host.qemu_of(home)
         if qemu is not None:
             if qemu.runs:
@@ -196,7 +196,7 @@ class Command(Stopping):
     async def _require_new(self, host: Host, standby: Host) -> None:
         home = host.home
         if home is None:
-            raise RefusedError("it is not there any more", START)
+            raise RefusedError("it is no longer there", START)
         old = home.replaces[0] if home.replaces else None
         found = [
             (one, said) for one in (host, standby) if (said := await self._side_of(one)) is not None

@@ -113,7 +113,7 @@ def _cut_off(random: Random) -> list[Act]:
 
 
 def _back(random: Random) -> list[Act]:
-    """A VM that has moved once is protected anew, from where it runs now to where it came from."""
+    """A VM that has moved once is protected again, from where it runs now to where it came from."""
     away = Act(5.0, random.choice(["crash", "terminate service", FAILOVER]), "a", 3.0)
     again = Act(random.choice([15.0, 40.0]), PROTECT)
     return [away, again, *_any(random)]
@@ -159,7 +159,7 @@ def _operators(random: Random) -> list[Act]:
 
 def _storm(random: Random) -> list[Act]:
     """The arbiter's answers are lost and the clocks part; the primary is asked to end, the operator
-    asks for the same thing twice and for the opposite, and a command stands still in it.
+    asks for the same thing twice and for the opposite, and a command is paused in it.
     """
     ends = [Act(0.0, random.choice(["terminate service", "shutdown"]), "primary", 20.0)]
     asked = random.choice([FAILOVER, FAILOVER, STOP])

@@ -263,7 +263,7 @@ class Primary(Epochs):
     async def _go_on_here(self) -> ProtectionEnding:
         self._send("fail", ALONE)
         self._abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
@@ -291,7 +291,7 @@ class Primary(Epochs):
         if ending := await self._not_solo():
             return ending
         self._send("fail", STOPPED)
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.STOPPED
 
     async def _go_on_alone(self) -> ProtectionEnding:
@@ -302,7 +302,7 @@ class Primary(Epochs):
             return ending
         self._send("fail", ALONE)
         self._abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
@@ -319,7 +319,7 @@ class Primary(Epochs):
             await rest(RETRY_S)
         return None if said[0] else ProtectionEnding.REPLACED
 
-    async def _let_go(self) -> None:
+    async def _release_guest(self) -> None:
         self._keeper.free()
         qemu = self.qemu
         try:
@@ -339,7 +339,7 @@ class Primary(Epochs):
         if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
             if self.host.home is not None:
                 self.host.home.gone_replica = self._replica
-            self._keeper.go_alone(is_certain=word == GO_ALONE)
+            self._keeper.continue_alone(is_certain=word == GO_ALONE)
         self._woken.set()
 
     def status(self) -> Said:

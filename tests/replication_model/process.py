@@ -80,7 +80,7 @@ class Proc:
         return f"the {type(self).__name__.lower()} on {self.host.name}"
 
     def works(self) -> bool:
-        """Asked anew each time."""
+        """Asked again each time."""
         return self.is_alive and not self.is_frozen
 
     def begin(self, coro: Work) -> Task:
@@ -197,7 +197,7 @@ class Wire:
         self.close(sender)
 
     def forget(self, host: Host) -> None:
-        """That host is down: nothing of what it had to send arrives any more."""
+        """That host is down: nothing of what it had to send arrives any longer."""
         for way, end in enumerate(self._ends):
             if end.host is host:
                 self._waiting[way].clear()

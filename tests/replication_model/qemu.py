@@ -44,7 +44,7 @@ class Qemu:
         )
 
     def has_ended(self) -> bool:
-        """Asked anew each time."""
+        """Asked again each time."""
         return not self.lives
 
     def freeze(self, for_s: float) -> None:
@@ -139,7 +139,7 @@ class Guard(Proc):
                 self._teller_lives = False
                 qemu = self._qemu
                 if self.host.clock() < self._until_s and qemu.lives and qemu.answers:
-                    qemu.cont()  # it stood still for an epoch, if it did
+                    qemu.cont()  # it was paused for an epoch, if it did
         self._told.set()
 
     def terminate(self) -> None:

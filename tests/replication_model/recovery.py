@@ -121,7 +121,7 @@ class Recovery(Proc):
                     ending = "alone"
         else:
             if (qemu := host.qemu_of(host.home)) is not None and qemu.id == files.primary_id:
-                qemu.end()  # its home stays: nobody here knows whether the standby has the guest
+                qemu.end()  # its home stays: no one here knows whether the standby has the guest
             ending = "replaced"
         self.world.count(f"recovery on {host.name}: {ending}")
         files.word = files.say("ended", ending=ending)

@@ -308,7 +308,7 @@ class Schedule:
         return said
 
     def _require_protectable(self) -> None:
-        """It may be protected anew, wherever it runs now."""
+        """It may be protected again, wherever it runs now."""
         if any(host.is_gone for host in self.world.hosts) or self._is_protected():
             return
         said: list[str] = []
@@ -316,7 +316,7 @@ class Schedule:
             said += self._obey(PROTECT, set())
             if self._is_protected():
                 return
-        raise ViolationError(f"the VM cannot be protected any more: {'; '.join(said[-6:])}")
+        raise ViolationError(f"the VM cannot be protected again: {'; '.join(said[-6:])}")
 
     def _is_protected(self) -> bool:
         return any(

@@ -96,7 +96,7 @@ class Standby(Proc):
             self._ended = PROMOTED
         else:
             self._ended = "ended"
-            if self._lease.has_asked:
+            if self._lease.has_requested:
                 giving_up = self.begin(self._give_up_term())
                 until_s = self.world.now_s + GIVEN_UP_S
                 while not giving_up.is_done and self.world.now_s < until_s:
@@ -112,7 +112,7 @@ class Standby(Proc):
     async def _give_up_term(self) -> None:
         while self._lease.is_in_doubt and not self._is_ours():
             with suppress(VmckptError):
-                await self._lease.look()
+                await self._lease.read()
             await sleep(POLL_S)
         await give_up_term(self.host, self.files)
 
@@ -220,7 +220,7 @@ class Standby(Proc):
     async def _next(self) -> StandbyMove:
         if self._lease.held_until_s < self.host.clock() + MARGIN_S:
             try:
-                await self._lease.look()
+                await self._lease.read()
             except VmckptError:
                 return self._without_arbiter()
         held, heard_s = self._lease.held, [one for one in self._heard_s if one > -math.inf]
@@ -312,7 +312,7 @@ class Standby(Proc):
         if self._lease.held is None or self.host.clock() < self._lease.held_until_s:
             return False
         with suppress(VmckptError):
-            await self._lease.look()
+            await self._lease.read()
         return self._lease.held is None
 
     # -- what it is asked ------------------------------------------------------------------------

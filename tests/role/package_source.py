@@ -36,7 +36,7 @@ def _entry(deb: Path) -> str:
 
 class _Silent(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No one reads it."""
 
 
 @contextmanager

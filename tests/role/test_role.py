@@ -48,7 +48,7 @@ for port in sys.argv[2:]:
     else:
         print("open")
 """
-# Lets nobody in but by SSH; ends in a drop, behind which an accept would do nothing.
+# Lets no one in but by SSH; ends in a drop, behind which an accept would do nothing.
 NFTABLES = """\
 flush ruleset
 table inet filter {

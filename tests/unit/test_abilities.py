@@ -1,4 +1,4 @@
-"""What a pair of QEMUs agrees on: all of what is wished, or every reason why not."""
+"""What a pair of QEMUs agrees on: all of what is requested, or every reason why not."""
 
 import json
 
@@ -187,7 +187,7 @@ def test_a_limit_of_postcopy_needs_one_and_goes_with_the_next() -> None:
 
 
 def test_channels_are_the_same_on_both_ends() -> None:
-    # Different counts hang both QEMUs for ever.
+    # Different counts hang both QEMUs forever.
     result = agreed(NEW, NEW, WantedSettings(channels=3, compression="zstd"))
     assert result.capabilities["multifd"]
     assert result.target_parameters == {"multifd-channels": 3, "multifd-compression": "zstd"}

@@ -16,5 +16,5 @@ pytestmark = pytest.mark.unit
 def test_an_address_is_told_from_its_port(address: str, written: str) -> None:
     target = LocalHost("b", Path("/s"), address)
     assert uri(target, 4444) == f"tcp:{written}:4444"
-    ways = Transports(frozenset({TLS_PORT}), "", one_machine=False)
-    assert decide_link(Tls.AUTO, ways, "a", target).uri == f"qemu+tls://{written}/system"
+    transports = Transports(frozenset({TLS_PORT}), "", one_machine=False)
+    assert decide_link(Tls.AUTO, transports, "a", target).uri == f"qemu+tls://{written}/system"

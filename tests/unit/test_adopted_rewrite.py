@@ -40,7 +40,7 @@ def facts(line: str, *drives: GuestDrive, **more: Any) -> AdoptedFacts:
         drives=drives,
         devices={},
         late={},
-        places={},
+        slots={},
         networks={},
         labels=frozenset({"serial0", "parallel0"}),
         directories=frozenset(),
@@ -183,8 +183,8 @@ JSON_STYLE = """
 def test_json_as_libvirt_writes_it() -> None:
     disk = drive("/img/a,b.qcow2", owner="v0", node="top")
     known = dict.fromkeys(("v0", "n0", "s0"), "x")
-    places = {"v0": "3.0", "n0": "4.0"}
-    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, places=places))
+    slots = {"v0": "3.0", "n0": "4.0"}
+    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, slots=slots))
     lines = written(made)
     assert (
         '-blockdev {"driver":"file","filename":"<vmckpt:disk0>","node-name":"f",'
@@ -298,12 +298,12 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-drive file=json:{},if=virtio", "'json:' images"),
         ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
         ("-drive file=fat:rw:/dir", "'fat:' images"),
-        ("-hda /x.qcow2", "does not use it any more"),
+        ("-hda /x.qcow2", "no longer uses it"),
         ("-object sev-guest,id=s", "this type of object"),
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
         ('-machine {"type":"q35"}', "in JSON"),
-        ("-device scsi-hd,drive=base", "does not use 'base' any more"),
+        ("-device scsi-hd,drive=base", "no longer uses 'base'"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(line: str, words: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_forecast import FORECASTS
-from vmckpt.forecast.calm import LOOK_S, wait_for_calm
+from vmckpt.forecast.calm import MEASURE_S, wait_for_calm
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import all_kept
 from vmckpt.forecast.model.choose import Choice, Intent, judge
@@ -21,9 +21,9 @@ from vmckpt.options.migration import MigrationOptions
 pytestmark = pytest.mark.unit
 
 SEEN = DirtyRate(
-    source="page-tracking", why="", took_s=LOOK_S, ram_bytes=1 << 30,
-    curve=DirtyCurve((DirtyPoint(LOOK_S, 90.0, 100.0, 110.0),), 1 << 18),
-    windows=(DirtyWindow(0.0, LOOK_S, 100),), faults=100, ram=None, dirtied=None,
+    source="page-tracking", why="", took_s=MEASURE_S, ram_bytes=1 << 30,
+    curve=DirtyCurve((DirtyPoint(MEASURE_S, 90.0, 100.0, 110.0),), 1 << 18),
+    windows=(DirtyWindow(0.0, MEASURE_S, 100),), faults=100, ram=None, dirtied=None,
 )  # fmt: skip
 
 
@@ -31,16 +31,16 @@ def waited(for_s: float, pages: list[float]) -> tuple[int, list[str]]:
     """How often it looked, at these many pages, and what was told."""
     looks, told = list(pages), list[str]()
 
-    async def measure(look_s: float) -> DirtyRate:
-        point = DirtyPoint(look_s, 0.0, looks.pop(0), 1e6)
-        return replace(SEEN, took_s=look_s, curve=DirtyCurve((point,), 1 << 18))
+    async def measure(measure_s: float) -> DirtyRate:
+        point = DirtyPoint(measure_s, 0.0, looks.pop(0), 1e6)
+        return replace(SEEN, took_s=measure_s, curve=DirtyCurve((point,), 1 << 18))
 
     asyncio.run(wait_for_calm("web", measure, for_s, told.append))
     return len(pages) - len(looks), told
 
 
 def test_a_look_that_would_end_too_late_is_not_begun() -> None:
-    looks, told = waited(0.9 * LOOK_S, [100.0])
+    looks, told = waited(0.9 * MEASURE_S, [100.0])
     assert looks == 0
     assert told == ["no calm moment within 1.80 s: continuing"]
 
@@ -66,7 +66,7 @@ def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
     hybrid = FORECASTS[2].total_s.p90
     wanted = Intent(finish_within_s=100.0, gone_s=9.0)
     assert spare_s(wanted, TransferMode.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
-    # Where nothing keeps the wishes as it is, a calm moment may.
+    # Where nothing keeps the constraints as it is, a calm moment may.
     assert spare_s(wanted, None) == 91 - 1.25 * 9
     assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), TransferMode.HYBRID) == 0.0
     assert spare_s(Intent(gone_s=9.0), TransferMode.HYBRID) == inf

@@ -14,7 +14,7 @@ from vmckpt.checkpoint.catalogue.catalogue import (
     _is_ours,
     _merged,
 )
-from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
+from vmckpt.checkpoint.catalogue.location import StoreLocation, own, parse_location
 from vmckpt.checkpoint.origin import marked, run_key
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
@@ -34,7 +34,7 @@ BUCKET = StoreLocation(None, "s3://bucket/web")
 def test_what_two_stores_have_is_one_checkpoint() -> None:
     one, two = entry("a", 1, None), entry("b", 2, "a")
     found = _merged([(BUCKET, two.manifest), (own(A), one.manifest), (own(B), two.manifest)])
-    assert [(each.id, each.places) for each in found] == [
+    assert [(each.id, each.locations) for each in found] == [
         (one.id, (own(A),)),
         (two.id, (own(B), BUCKET)),
     ]
@@ -48,10 +48,10 @@ def test_a_directory_of_this_machine_is_looked_into_once() -> None:
 def test_a_directory_of_another_host_is_named_in_full() -> None:
     """It was one of wherever a process there began, and no list looked into it."""
     far = Elsewhere("far", Path("/far"), "192.0.2.1")
-    assert parse_place("/srv/points", far) == StoreLocation(far, "/srv/points")
+    assert parse_location("/srv/points", far) == StoreLocation(far, "/srv/points")
     with pytest.raises(UsageError, match="no store can be in points"):
-        parse_place("points", far)
-    assert parse_place("points", A).path == str(Path("points").absolute())
+        parse_location("points", far)
+    assert parse_location("points", A).path == str(Path("points").absolute())
 
 
 def test_by_name_or_by_the_beginning_of_its_id() -> None:
@@ -103,8 +103,8 @@ def test_what_one_store_says_of_anothers_checkpoint_does_not_count(
     ):
         kept, [error] = _agreeing(found, lambda _: False)
         [one] = _merged(kept)
-        assert BUCKET not in one.places
-        assert len(one.places) == 2
+        assert BUCKET not in one.locations
+        assert len(one.locations) == 2
         assert is_same(one.manifest, mine)
         assert BUCKET.label in error.what
 

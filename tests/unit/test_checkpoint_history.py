@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.catalogue.place import StoreLocation, own
+from vmckpt.checkpoint.catalogue.location import StoreLocation, own
 from vmckpt.checkpoint.history import History
 from vmckpt.hosts.local import LocalHost
 
@@ -27,14 +27,14 @@ def test_the_largest_number_of_a_checkpoint_stays_known() -> None:
 
 def test_each_store_is_known_once_by_whose_directory_it_is() -> None:
     history = History()
-    for place in ("/srv/points", "s3://bucket/web", "/srv/points"):
-        history = history.then("a", HOST, place)
+    for location in ("/srv/points", "s3://bucket/web", "/srv/points"):
+        history = history.then("a", HOST, location)
     assert history.stores == ("s3://bucket/web", "local:/srv/points")
 
 
 def test_a_directory_is_looked_for_where_it_was_and_where_the_vm_is() -> None:
     history = History("a", ("local:/srv/points", "s3://bucket/web"))
-    assert list(history.places(OTHER)) == [
+    assert list(history.locations(OTHER)) == [
         StoreLocation(LocalHost("local", *_here()), "/srv/points"),
         StoreLocation(OTHER, "/srv/points"),
         StoreLocation(None, "s3://bucket/web"),
@@ -43,7 +43,7 @@ def test_a_directory_is_looked_for_where_it_was_and_where_the_vm_is() -> None:
 
 def test_a_host_that_the_inventory_has_no_more_leaves_the_directory() -> None:
     history = History("a", ("gone:/srv/points",))
-    assert list(history.places(OTHER)) == [StoreLocation(OTHER, "/srv/points")]
+    assert list(history.locations(OTHER)) == [StoreLocation(OTHER, "/srv/points")]
 
 
 def test_which_object_the_last_one_was_is_of_the_last_one_alone() -> None:
@@ -90,4 +90,4 @@ def test_whatever_a_host_wrote_there_is_no_history_or_one(text: str) -> None:
 def test_a_store_that_is_none_is_passed_over() -> None:
     """One host's word keeps no other host's checkpoints from being listed."""
     history = History("a", ("ftp://nowhere/x", "s3://bucket/web"))
-    assert list(history.places(OTHER)) == [StoreLocation(None, "s3://bucket/web")]
+    assert list(history.locations(OTHER)) == [StoreLocation(None, "s3://bucket/web")]

@@ -101,7 +101,7 @@ def test_up_time_is_what_was_seen_and_a_failure_what_ended_running() -> None:
     assert (seen.up_s, seen.failures) == (100, 0)
     failed = seen.seen(VmSample(at(120), "q1", alive=False, ended_running=True))
     assert (failed.up_s, failed.failures) == (110, 1)
-    # It is counted once, and its next QEMU begins anew.
+    # It is counted once, and its next QEMU begins again.
     again = failed.seen(VmSample(at(200), "q1", alive=False, ended_running=True))
     again = again.seen(VmSample(at(300), "q2", alive=True)).seen(
         VmSample(at(310), "q2", alive=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import StoreLocation
+from vmckpt.checkpoint.catalogue.location import StoreLocation
 from vmckpt.checkpoint.catalogue.tree import lines, rows
 from vmckpt.checkpoint.facts import (
     CheckpointFacts,

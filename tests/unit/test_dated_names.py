@@ -1,4 +1,4 @@
-"""Names of checkpoints that nobody has named."""
+"""Names of checkpoints that no one has named."""
 
 import time
 

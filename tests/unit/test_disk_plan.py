@@ -20,16 +20,16 @@ NODES = ("disk0",)
 IMAGES = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ())}
 
 
-def place(
+def location(
     *, shared: bool | None = False, why: str = "", taken: bool = False, directory: bool = True
 ) -> DiskPaths:
     return DiskPaths(
-        0, HERE, THERE, shared, why, target_taken=taken, target_has_directory=directory
+        0, HERE, THERE, shared, why, destination_taken=taken, destination_has_directory=directory
     )
 
 
 def test_a_disk_that_is_not_shared_is_copied() -> None:
-    plan = decide_disks([DISK], NODES, [place()], IMAGES)
+    plan = decide_disks([DISK], NODES, [location()], IMAGES)
     nodes = ("disk0", "disk0")
     assert plan.copies == (DiskCopy(0, "qcow2", False, 1 << 30, 5 << 20, HERE, THERE, *nodes),)
     assert (plan.shared, plan.obstacles) == ((), ())
@@ -37,7 +37,7 @@ def test_a_disk_that_is_not_shared_is_copied() -> None:
 
 def test_a_shared_disk_stays_where_it_is() -> None:
     # On shared storage the file is on the target too, of course.
-    plan = decide_disks([DISK], NODES, [place(shared=True, taken=True)], {})
+    plan = decide_disks([DISK], NODES, [location(shared=True, taken=True)], {})
     assert (plan.shared, plan.copies, plan.obstacles) == ((THERE,), (), ())
 
 
@@ -101,9 +101,9 @@ def test_an_image_in_memory_is_no_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "code", "words"),
     [
-        (place(shared=None, why="read-only"), "disk-shared", "read-only"),
-        (place(taken=True), "disk-target", "never written over"),
-        (place(directory=False), "disk-target", "no directory /b/images"),
+        (location(shared=None, why="read-only"), "disk-shared", "read-only"),
+        (location(taken=True), "disk-target", "never written over"),
+        (location(directory=False), "disk-target", "no directory /b/images"),
     ],
 )
 def test_what_cannot_be_copied_is_an_obstacle(found: DiskPaths, code: str, words: str) -> None:
@@ -115,19 +115,19 @@ def test_what_cannot_be_copied_is_an_obstacle(found: DiskPaths, code: str, words
 
 def test_snapshots_that_a_copy_would_lose_are_named() -> None:
     images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ("before", "after"))}
-    (obstacle,) = decide_disks([DISK], NODES, [place()], images).obstacles
+    (obstacle,) = decide_disks([DISK], NODES, [location()], images).obstacles
     assert obstacle.code == "disk-snapshots"
     assert "before, after" in obstacle.reason
 
 
 def test_a_stopped_vm_has_nothing_to_copy() -> None:
-    plan = decide_disks([DISK], NODES, [place()], {})
+    plan = decide_disks([DISK], NODES, [location()], {})
     assert (plan.copies, plan.obstacles) == ((), ())
 
 
 def test_a_disk_that_a_running_qemu_does_not_know_by_its_node_does_not_drop_out() -> None:
     others = {"#block124": DiskImage("#block124", 1 << 30, 5 << 20, ())}
-    plan = decide_disks([DISK], NODES, [place()], others)
+    plan = decide_disks([DISK], NODES, [location()], others)
     (obstacle,) = plan.obstacles
     assert (obstacle.code, plan.copies) == ("disk-node", ())
     assert "'disk0'" in obstacle.reason
@@ -156,5 +156,5 @@ def test_a_copy_in_which_nothing_moves_fails() -> None:
 def test_the_files_behind_a_shared_disk_have_to_be_there_too() -> None:
     chain = ("/images/base.qcow2", 'json:{"driver":"nbd"}', "/images/bottom.raw")
     images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, (), chain)}
-    plan = decide_disks([DISK], NODES, [place(shared=True)], images)
+    plan = decide_disks([DISK], NODES, [location(shared=True)], images)
     assert plan.shared == (THERE, Path("/images/base.qcow2"), Path("/images/bottom.raw"))

@@ -11,7 +11,7 @@ from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.unit
 UUID = "00000000-0000-0000-0000-000000000001"

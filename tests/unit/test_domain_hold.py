@@ -1,4 +1,4 @@
-"""What libvirt is told so that a held QEMU allows the downtime that is wished."""
+"""What libvirt is told so that a held QEMU allows the downtime that is requested."""
 
 import pytest
 from hypothesis import given

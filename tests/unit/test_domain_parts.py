@@ -9,7 +9,7 @@ from vmckpt.errors import RefusedError, UsageError
 from vmckpt.preflight.domains.capture import described
 from vmckpt.preflight.finding import Verdict
 from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import Identity, Image, as_copy, with_images
+from vmckpt.vm.domains.rewritten import DomainIdentity, Image, as_copy, with_images
 
 pytestmark = pytest.mark.unit
 DOMAIN = """\
@@ -134,7 +134,7 @@ def test_disks_get_other_images_and_nothing_else_changes() -> None:
 def copied(
     *, isolated: bool, macs: tuple[str, ...] | None = ("52:54:00:bb:00:01",)
 ) -> ElementTree.Element:
-    new = Identity("web-2", "22222222-2222-2222-2222-222222222222", macs, isolated)
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", macs, isolated)
     return ElementTree.fromstring(as_copy(DOMAIN, new))
 
 
@@ -179,7 +179,7 @@ def test_a_plugged_copy_keeps_its_bridge_and_on_request_its_addresses() -> None:
     ],
 )
 def test_a_copy_that_would_share_the_originals_files_is_refused(device: str) -> None:
-    new = Identity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
     with pytest.raises(RefusedError, match="web-2") as caught:
         as_copy(changed("</devices>", f"{device}</devices>"), new)
     assert "the copy would use too" in caught.value.why

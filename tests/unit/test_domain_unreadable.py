@@ -13,7 +13,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.description import MOST_CHARS, parse_domain
 from vmckpt.vm.domains.flags import DomainState
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.unit
 WELL = "<domain type='kvm'><name>web</name><os><type>hvm</type></os></domain>"
@@ -59,7 +59,7 @@ def test_the_others_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     host = LocalHost("a", tmp_path, "127.0.0.1", libvirt=tmp_path / "sock")
     found = asyncio.run(inventory.all_domains([host]))
     assert [one.name for one in found.given] == ["web"]
-    assert found.unheard == ()
+    assert found.unanswered == ()
     assert len(found.silent) == len(ILL)
     assert "'ill0' on a is left out" in found.silent[0].what
     assert asyncio.run(inventory.find_domain("web", [host])) is not None

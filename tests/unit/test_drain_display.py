@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from vmckpt.events.types import Note, PhaseBegan, Progress
-from vmckpt.fleet.drain.happenings import Began, Ended, Planned, Said, Went
+from vmckpt.fleet.drain.events import Began, Ended, Noted, Planned, Progressed
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.forecast.drain.crowding import LearnedCrowding
 from vmckpt.forecast.drain.fleet import MoveCost, PlannedMove
@@ -44,10 +44,12 @@ def test_every_vm_has_a_line_and_what_goes_wrong_is_seen() -> None:
     assert "looking at hosts and guests" in seen(screen)
     screen.add(Planned(plan()))
     screen.add(Began("vm00", "a", "b"))
-    screen.add(Went("vm00", PhaseBegan(0.1, "transfer")))
-    screen.add(Went("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None)))
+    screen.add(Progressed("vm00", PhaseBegan(0.1, "transfer")))
+    screen.add(
+        Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None))
+    )
     screen.add(Ended("vm01", "a", 1.0, "no room"))
-    screen.add(Said("c does not answer"))
+    screen.add(Noted("c does not answer"))
     text = seen(screen)
     assert "draining a  1 of 2" in text
     assert "sending memory" in text
@@ -70,9 +72,11 @@ def test_without_a_terminal_there_is_a_line_for_each_thing(
     with display("draining a") as show:
         show(Planned(plan()))
         show(Began("vm00", "a", "b"))
-        show(Went("vm00", PhaseBegan(0.1, "turn")))
-        show(Went("vm00", Note(0.1, "clock", "its clock")))
-        show(Went("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None)))
+        show(Progressed("vm00", PhaseBegan(0.1, "turn")))
+        show(Progressed("vm00", Note(0.1, "clock", "its clock")))
+        show(
+            Progressed("vm00", Progress(0.2, "active", 1, 100, 50, 50, 1e6, 0.0, None, 0, 0, None))
+        )
         show(Ended("vm00", "b", 2.0))
         show(Ended("vm01", "a", 1.0, "no room"))
     lines = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]

@@ -1,4 +1,4 @@
-"""What ended a QEMU that nobody told to, by what it left."""
+"""What ended a QEMU that no one told to, by what it left."""
 
 import asyncio
 from pathlib import Path

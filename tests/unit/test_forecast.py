@@ -70,15 +70,15 @@ LIMITS = st.builds(
 
 @given(GUESTS, LIMITS, st.sampled_from(TransferMode))
 def test_a_forecast_keeps_its_promises(
-    guest: Guest, limits: MigrationLimits, way: TransferMode
+    guest: Guest, limits: MigrationLimits, mode: TransferMode
 ) -> None:
-    found = forecast(way, guest, LINK, limits)
+    found = forecast(mode, guest, LINK, limits)
     for band in (found.total_s, found.downtime_s, found.sent_bytes, found.slowdown):
         assert list(band) == sorted(band)
         assert band.p10 >= 0
     if found.ends:
         filled = guest.total_pages - guest.zero_pages
-        part = guest.ratio if way is TransferMode.ZSTD else 1.0
+        part = guest.ratio if mode is TransferMode.ZSTD else 1.0
         assert found.sent_bytes.p10 >= 0.99 * 4096 * filled * part
         assert found.total_s.p50 >= LINK.fixed_s
         assert found.downtime_s.p50 <= found.total_s.p50
@@ -99,7 +99,7 @@ def test_stopping_sends_least_and_post_copy_and_stopping_always_end(
     guest: Guest, limits: MigrationLimits
 ) -> None:
     stop, postcopy = (
-        forecast(way, guest, LINK, limits) for way in (TransferMode.STOP, TransferMode.POSTCOPY)
+        forecast(mode, guest, LINK, limits) for mode in (TransferMode.STOP, TransferMode.POSTCOPY)
     )
     assert stop.ends
     assert postcopy.ends
@@ -128,8 +128,8 @@ def test_a_bandwidth_limit_holds_until_the_guest_stops() -> None:
 def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_does() -> None:
     hot = guest(200_000, GIB_PAGES / 2)  # 800 MB/s of distinct pages on a link of 400 MB/s
     precopy, throttled, hybrid = (
-        forecast(way, hot, LINK, MigrationLimits(0.05))
-        for way in (TransferMode.PRECOPY, TransferMode.AUTO_CONVERGE, TransferMode.HYBRID)
+        forecast(mode, hot, LINK, MigrationLimits(0.05))
+        for mode in (TransferMode.PRECOPY, TransferMode.AUTO_CONVERGE, TransferMode.HYBRID)
     )
     assert not precopy.ends
     assert throttled.ends
@@ -164,11 +164,11 @@ COSTS = st.builds(PageCosts, st.just(1e-5), SOME, SOME, SOME, SOME, st.just(0.0)
 @settings(max_examples=40)
 @given(GUESTS, LIMITS, st.sampled_from(TransferMode), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
 def test_pages_that_seem_to_cost_nothing_take_some_time(
-    guest: Guest, limits: MigrationLimits, way: TransferMode, costs: PageCosts, zero: float
+    guest: Guest, limits: MigrationLimits, mode: TransferMode, costs: PageCosts, zero: float
 ) -> None:
     """As where all that a guest dirtied was zeroes, and these were found to cost nothing."""
     still = replace(guest, dirtied_zero_share=zero, zero_share=zero)
-    found = forecast(way, still, replace(LINK, costs=costs), limits)
+    found = forecast(mode, still, replace(LINK, costs=costs), limits)
     assert not found.ends or found.total_s.p50 > LINK.fixed_s
 
 
@@ -213,19 +213,19 @@ def test_unknowns_widen_a_band_each_by_itself() -> None:
     both = replace(around, switch_spread_s=0.04)
     for link, spreads_s in ((sure, ()), (around, (0.03,)), (both, (0.03, 0.04))):
         band = forecast(TransferMode.PRECOPY, idle, replace(link, switch_s=0.1), limits).total_s
-        # When QEMU looks whether it may end nobody knows beforehand.
+        # When QEMU looks whether it may end no one knows beforehand.
         sending_s = band.p50 - link.fixed_s - 0.1
         expected_s = 1.28 * math.hypot(HELD_SPREAD_S, MODEL_SPREAD * sending_s, *spreads_s)
         assert band.p90 - band.p50 == pytest.approx(expected_s, rel=0.01)
         assert band.p50 - band.p10 == pytest.approx(expected_s, rel=0.01)
 
 
-def made(way: TransferMode, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
+def made(mode: TransferMode, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
     def around(value: float) -> Band:
         return Band(value * 0.9, value, value * 1.1)
 
     return Forecast(
-        way, math.isfinite(total_s), around(total_s), around(pause_s), around(1e9),
+        mode, math.isfinite(total_s), around(total_s), around(pause_s), around(1e9),
         around(slowdown), 3,
     )  # fmt: skip
 
@@ -240,7 +240,7 @@ FORECASTS = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "way"),
+    ("wanted", "mode"),
     [
         (Intent(), TransferMode.AUTO_CONVERGE),
         (Intent(max_downtime_s=20), TransferMode.STOP),
@@ -250,25 +250,25 @@ FORECASTS = (
         (Intent(max_slowdown=0.05), TransferMode.STOP),
     ],
 )
-def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: TransferMode) -> None:
+def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, mode: TransferMode) -> None:
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
-    assert choice.way is way
-    assert choice.reason.startswith(str(way))
+    assert choice.mode is mode
+    assert choice.reason.startswith(str(mode))
 
 
 def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
     wanted = Intent(max_downtime_s=0.3, finish_within_s=50, never_risk_postcopy=True)
     choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
-    assert choice.way is None
+    assert choice.mode is None
     # Auto-converge needs 66 s of the 50: less of a change than to risk post-copy.
     assert choice.change == "--finish-within 2m would be enough for auto-converge"
     unsure = replace(FORECASTS[1], total_s=Band(30, 45, math.inf))
     assert (
-        choose([judge(unsure, Intent()), judge(FORECASTS[2], Intent())], Intent()).way == "hybrid"
+        choose([judge(unsure, Intent()), judge(FORECASTS[2], Intent())], Intent()).mode == "hybrid"
     )
     alone = [judge(FORECASTS[0], wanted)]
     assert "no method completes" in choose(alone, wanted).change
-    assert choose([], wanted).way is None
+    assert choose([], wanted).mode is None
 
 
 def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recommended() -> None:
@@ -297,7 +297,7 @@ def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> 
     assert judge(auto, wanted).keeps
     assert judge(auto, replace(wanted, gone_s=4)).keeps
     late = choose([judge(auto, replace(wanted, gone_s=9))], wanted)
-    assert late.way is None
+    assert late.mode is None
     # 66 s, and the 9 that are gone until it begins the next time.
     assert late.change == "--finish-within 2m would be enough for auto-converge"
     short = choose([judge(FORECASTS[3], Intent(finish_within_s=10, gone_s=10))], wanted)

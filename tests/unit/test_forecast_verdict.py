@@ -11,10 +11,10 @@ from vmckpt.events.record import RunRecord
 pytestmark = pytest.mark.unit
 
 
-def row(way: str, took_s: float, forecast_s: float, **more: Any) -> dict[str, Any]:
+def row(mode: str, took_s: float, forecast_s: float, **more: Any) -> dict[str, Any]:
     band = [0.9 * forecast_s, forecast_s, 1.1 * forecast_s]
     return {
-        "cell": "a", "way": way, "outcome": "completed", "judged": True, "total_time_s": took_s,
+        "cell": "a", "way": mode, "outcome": "completed", "judged": True, "total_time_s": took_s,
         "guest_downtime_ms": 50.0, "downtime_ms": 5, "forecast_ends": True, "chosen": "precopy",
         "forecast_ms": 2.0, "forecast": {"total_s": band, "downtime_s": [0.04, 0.05, 0.06]},
         "turn": 0,
@@ -61,7 +61,7 @@ def test_what_differs_between_runs_of_one_way_is_told() -> None:
         row("precopy", took_s, 9.9, turn=n, guest_downtime_ms=50.0 + 5 * n)
         for n, took_s in enumerate((1.5, 1.0, 0.9))
     ]
-    # Of ways that went less often nobody knows it.
+    # Of ways that went less often no one knows it.
     told = verdict([*rows, row("multifd", 1.0, 1.0)])["unforeseeable"]
     assert told == {
         "runs": 3, "total_time_median": 0.1, "total_time_p90": 0.5, "downtime_median_ms": 5.0,
@@ -106,7 +106,7 @@ def test_errors_are_told_of_what_ended_without_aims() -> None:
 
 
 def test_a_cell_that_is_left_out_teaches_none_of_its_own_runs() -> None:
-    rows = [row(way, 1, 1, run=run) for way, run in (("precopy", "1"), ("zstd", "2"))]
+    rows = [row(mode, 1, 1, run=run) for mode, run in (("precopy", "1"), ("zstd", "2"))]
     rows += [row("zstd", 1, 1, run="3", cell="b"), row("hybrid", 1, 1, outcome="timed-out")]
     records = [RunRecord(name, "migrate", {}) for name in ("calibration", "1", "2", "3")]
     assert [one.run for one in of_others(rows[0], rows, records)] == ["calibration", "3"]

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.unit.test_checkpoint_tree import MACHINE, facts
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, machine_to_json, usable_facts
 from vmckpt.checkpoint.origin import digest, is_own, marked, run_key
-from vmckpt.checkpoint.restore.asked import CheckpointSource
 from vmckpt.checkpoint.restore.planned import (
     CheckpointStanding,
     plan_copy,
     plan_itself,
     standing_of,
 )
+from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.files.manifest import AreaFacts, Manifest

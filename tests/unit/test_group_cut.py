@@ -46,7 +46,7 @@ class Far:
 
 @dataclass
 class Guest:
-    """One VM, as the world sees it. Its moment is when it stands still."""
+    """One VM, as the world sees it. Its moment is when it is paused."""
 
     prepare_s: float
     stop_s: float
@@ -67,11 +67,11 @@ class Guest:
     def begin(self) -> list[Coroutine[Any, Any, Any]]:
         return []
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
 
     async def release(self) -> None:
-        await self.let_go()
+        await self.release_all()
 
     async def capture(self, hold: Hold, stopped: Stopped | None) -> None:
         assert hold == self.begin
@@ -111,7 +111,7 @@ async def _serve(guest: Guest, line: Line) -> None:
             await asyncio.sleep(guest.store_s)
             await member.all_stored("id")
             guest.is_committed = True
-            member.say("committed")
+            member.send("committed")
 
 
 def _joined(guest: Guest) -> tuple[Line, Line]:
@@ -162,7 +162,7 @@ async def _lead(lines: list[Line]) -> bool:
             await beat.__aenter__()
         try:
             await cut(head, MOST_S, lambda _: None)
-            head.tell_all("commit", group={})
+            head.send_all("commit", group={})
             await asyncio.sleep(1.0)  # so that they hear it before the lines are closed
         except OperationFailedError as exc:
             head.give_up(str(exc))
@@ -230,14 +230,14 @@ def test_one_that_stops_too_late_spoils_it_and_nobody_waits_for_it() -> None:
 
 
 def test_nobody_is_held_until_another_has_captured() -> None:
-    """When all stand still nothing that is heard any more is in the cut."""
+    """When all are paused nothing that is heard any longer is in the cut."""
     guests = [Guest(0.0, 0.0, 0.01, 0.0, 0.001), Guest(0.0, 0.02, 0.2, 0.0, 0.001)]
     assert virtual_time.run(_play(guests, NEVER_S)).commits
     assert guests[0].let_go_s - guests[0].held_s == pytest.approx(0.022)
 
 
 def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
-    """Each as soon as the one before it stands still: on two processors, beside another machine."""
+    """Each as soon as the one before it is paused: on two processors, beside another machine."""
     here = [Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="one", processors=2) for _ in range(3)]
     there = Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="two", processors=2)
     assert virtual_time.run(_play([*here, there], NEVER_S)).commits
@@ -284,9 +284,9 @@ async def _restore_member(
             await member.all_running()
         except OperationFailedError:
             run("old")
-            member.say("failed", error=["OperationFailedError", "no", "no", "-"])
+            member.send("failed", error=["OperationFailedError", "no", "no", "-"])
             return
-        member.say("settled", result={})
+        member.send("settled", result={})
         await asyncio.sleep(1.0)
 
 

@@ -27,8 +27,8 @@ def test_half_of_the_processors_are_for_them() -> None:
 
 
 def test_nobody_waits_for_another_machine() -> None:
-    places = {"web": MemberSite("one", 2, NEAR_S), "db": MemberSite("two", 2, NEAR_S)}
-    assert turns(places, MOST_S) == [["web"], ["db"]]
+    sites = {"web": MemberSite("one", 2, NEAR_S), "db": MemberSite("two", 2, NEAR_S)}
+    assert turns(sites, MOST_S) == [["web"], ["db"]]
 
 
 def test_far_away_all_are_stopped_at_once() -> None:
@@ -38,8 +38,8 @@ def test_far_away_all_are_stopped_at_once() -> None:
 
 
 def test_one_that_was_busy_when_it_was_asked_makes_nobody_far() -> None:
-    places = {"web": MemberSite("one", 2, 0.1), "db": MemberSite("one", 2, NEAR_S)}
-    assert turns(places, MOST_S) == [["web", "db"]]
+    sites = {"web": MemberSite("one", 2, 0.1), "db": MemberSite("one", 2, NEAR_S)}
+    assert turns(sites, MOST_S) == [["web", "db"]]
 
 
 @given(
@@ -51,15 +51,15 @@ def test_one_that_was_busy_when_it_was_asked_makes_nobody_far() -> None:
     st.floats(0.02, 5.0),
 )
 def test_each_has_one_turn_and_no_row_costs_more_than_a_share_of_the_hold(
-    places: dict[str, MemberSite], most_held_s: float
+    sites: dict[str, MemberSite], most_held_s: float
 ) -> None:
-    rows = turns(places, most_held_s)
-    assert sorted(vm for row in rows for vm in row) == sorted(places)
+    rows = turns(sites, most_held_s)
+    assert sorted(vm for row in rows for vm in row) == sorted(sites)
     for row in rows:
         assert row
-        assert len({places[vm].machine for vm in row}) == 1
-        words_s = min(places[vm].answer_s for vm in places
-                      if places[vm].machine == places[row[0]].machine)  # fmt: skip
+        assert len({sites[vm].machine for vm in row}) == 1
+        words_s = min(sites[vm].answer_s for vm in sites
+                      if sites[vm].machine == sites[row[0]].machine)  # fmt: skip
         assert len(row) == 1 or len(row) * words_s <= most_held_s / 4 + 1e-9
 
 
@@ -82,7 +82,7 @@ def test_who_is_late_is_told_by_the_limit_for_all_of_its_row() -> None:
         said: Any = b'{"word": "stopped"}\n'
         asyncio.get_running_loop().call_later(0.2, readers["web"].feed_data, said)
         with pytest.raises(OperationFailedError) as late:
-            await head.by_turns([["web", "db"]], "cut", "stopped", MOST_S)
+            await head.in_turns([["web", "db"]], "cut", "stopped", MOST_S)
         assert late.value.why == "'db' was not 'stopped' within 0.25 s"
 
     virtual_time.run(play())

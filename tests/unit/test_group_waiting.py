@@ -28,7 +28,7 @@ class Told:
         self.is_first, self.steps = False, list[tuple[str, bool]]()
 
     @contextmanager
-    def prompt(self) -> Iterator[None]:
+    def high_priority(self) -> Iterator[None]:
         self.is_first = True
         try:
             yield

@@ -149,7 +149,7 @@ def test_how_it_ended_is_written_on_a_full_disk(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(durable, "replace", full)
     over = save(mine, **ended(mine, GuardPhase.ROLLED_BACK, clock()))
     assert load("r1") == over
-    with pytest.raises(StorageError, match="No space left"):  # nobody keeps room for this one
+    with pytest.raises(StorageError, match="No space left"):  # no one keeps room for this one
         room.touch()
         save(record("r2", GuardPhase.COMMAND))
 

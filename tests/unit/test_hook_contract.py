@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vmckpt.devices.contract import LIMITS_S, WAY_OUT, HookPhase, read_answer, request
+from vmckpt.devices.contract import LIMITS_S, PHASES_OUT, HookPhase, read_answer, request
 from vmckpt.devices.journey import STEPS_OUT, Journey
 from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, STEPS
 from vmckpt.ui.progress import PHASES
@@ -64,7 +64,7 @@ def test_the_way_out_is_taken_back_newest_first() -> None:
     assert tuple(step.name for step in steps) == STEPS_OUT
     assert all(step.undo is not None for step in steps)
     assert journey.ids == {"a", *(f"a-{number}" for number in range(1, 8))}
-    assert list(WAY_OUT.values()) == [
+    assert list(PHASES_OUT.values()) == [
         HookPhase.ABORT,
         HookPhase.RESUME,
         HookPhase.RESTORE,

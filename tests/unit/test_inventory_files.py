@@ -263,7 +263,7 @@ def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:
         asyncio.run(read_again(vm))
     asyncio.run(JOURNAL.remove((host,)))
     asyncio.run(host.remove(vm.directory.current))
-    with pytest.raises(BusyError, match="not on lab-a any more"):
+    with pytest.raises(BusyError, match="no longer on lab-a"):
         asyncio.run(read_again(vm))
 
 

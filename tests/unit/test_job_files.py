@@ -71,6 +71,6 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = MIGRATE.job(files)
     assert (found.run, found.vm, found.host, found.request) == ("r1", "web", source, request)
     assert found.request.options.method is Method.POSTCOPY
-    there = found.request.open_target()
+    there = found.request.open_destination()
     assert (there.name, there.state_dir, there.qemu) == ("b", Path("/b"), "/opt/qemu")
     assert not there.is_this_machine

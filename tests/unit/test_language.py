@@ -1,5 +1,6 @@
 """Plain words in help and documentation (docs/glossary.md), and help that is complete."""
 
+import ast
 import re
 import tokenize
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from vmckpt.cli.main import SECTIONS, command_line
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 DIALECT = re.compile(
-    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was) told|(?:go|goes|gone|going) on with"
+    r"\b(nobody|somebody|whoever|whomever|(?:is|are|was|were|be|been) told|any more|anew"
+    r"|(?:go|goes|gone|going) on with"
     r"|st(?:ands?|ood|anding) still|for ever|mend(?:s|ed|ing)?|wish(?:es|ed)?|in (?:the )?clear"
     r"|fold(?:s|ed|ing)?|aside)\b",
     re.IGNORECASE,
@@ -28,7 +30,7 @@ PAGES = [
     *sorted((ROOT / "tests").rglob("README.md")),
 ]
 # Output of commands, as it is.
-_LITERAL = re.compile(r"^(?: {4}.*|```.*?^```)$|`[^`]*`", re.MULTILINE | re.DOTALL)
+_LITERAL = re.compile(r"^(?: {4}[^\n]*|```.*?^```)$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -98,5 +100,34 @@ def test_comments_docstrings_and_messages_use_the_terms_of_the_glossary() -> Non
         for path in sorted((ROOT / "vmckpt").rglob("*.py"))
         for line, text in sentences(path)
         for match in DIALECT.finditer(text)
+    ]
+    assert found == []
+
+
+def strings_that_nothing_uses(tree: ast.Module) -> Iterator[int]:
+    """The lines of strings that are statements, and no docstrings."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            for number, one in enumerate(body if isinstance(body, list) else ()):
+                has_docstring = isinstance(
+                    node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+                )
+                if not isinstance(one, ast.Expr) or (has_docstring and number == 0):
+                    continue
+                if isinstance(one.value, ast.JoinedStr) or (
+                    isinstance(one.value, ast.Constant) and isinstance(one.value.value, str)
+                ):
+                    yield one.lineno
+
+
+def test_no_message_ends_before_its_last_line() -> None:
+    """A second line without parentheses around both is a statement: the message was cut off."""
+    cut = "reason = 'a (port '\nf'{1})'\n"
+    assert list(strings_that_nothing_uses(ast.parse(cut))) == [2]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "vmckpt").rglob("*.py"))
+        for line in strings_that_nothing_uses(ast.parse(path.read_text()))
     ]
     assert found == []

@@ -156,7 +156,7 @@ def test_how_long_a_guest_waits_for_a_page_in_post_copy_is_learned() -> None:
     few = [*MOVES, postcopy(2025), postcopy(None), postcopy(None)]
     # Nothing is known yet: it may be any part of the slow phase.
     unknown = learned(few, "a", "b")["plain"]
-    assert [unknown.waits_s(2.0, luck) for luck in (-1, 0, 1)] == [0.0, 1.0, 2.0]
+    assert [unknown.waits_s(2.0, scenario) for scenario in (-1, 0, 1)] == [0.0, 1.0, 2.0]
     assert unknown.switch_s == pytest.approx(0.025)
 
 

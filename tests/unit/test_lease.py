@@ -67,7 +67,7 @@ class Register:
 
 
 def standing(lease: Lease) -> ReplicaStanding:
-    """Asked anew each time."""
+    """Asked again each time."""
     return lease.standing
 
 
@@ -102,7 +102,7 @@ def test_a_renewal_without_an_answer_prolongs_nothing_until_it_is_seen() -> None
         assert lease.held == before
         store.comes_late()
         store.clock_s = 1008
-        await lease.look()
+        await lease.read()
         # From before it was sent, however late it was done.
         assert lease.held_until_s == 1003 + 9
 
@@ -121,8 +121,8 @@ def test_a_late_renewal_is_not_taken_for_the_one_that_came_after_it() -> None:
         store.clock_s = 1006
         with pytest.raises(OutcomeUnknownError):
             await lease.renew()
-        store.comes_late()  # the first is done, the second cannot be any more
-        await lease.look()
+        store.comes_late()  # the first is done, the second cannot be any longer
+        await lease.read()
         assert lease.held_until_s == 1003 + 9
 
     played(play)
@@ -138,15 +138,15 @@ def test_going_solo_counts_only_once_it_is_known(does: str) -> None:
         await lease.record_in_sync("r1")
         assert standing(lease) is ReplicaStanding.IN_SYNC
         store.does = [does]
-        # A caller that loses patience is in the same case as one that is told that nobody knows.
+        # A caller that loses patience is in the same case as one that is told that no one knows.
         with pytest.raises((OutcomeUnknownError, TimeoutError)):
             await asyncio.wait_for(lease.record_solo(), 0.01)
         assert standing(lease) is ReplicaStanding.UNSETTLED
         # It may still be done, even if it is not there yet.
-        await lease.look()
+        await lease.read()
         assert standing(lease) is ReplicaStanding.UNSETTLED
         store.comes_late()
-        await lease.look()
+        await lease.read()
         assert standing(lease) is ReplicaStanding.SOLO
 
     played(play)
@@ -199,7 +199,7 @@ def test_a_take_without_an_answer_may_turn_out_to_be_ours() -> None:
     assert lease.held_until_s == -math.inf
     store.comes_late()
     store.clock_s += 100
-    asyncio.run(lease.look())
+    asyncio.run(lease.read())
     # Ours, but its time is over: it is renewed before anything runs.
     assert lease.held is not None
     assert lease.held.term == 6
@@ -210,17 +210,17 @@ def test_a_take_without_an_answer_may_turn_out_to_be_ours() -> None:
 def test_a_restarted_claimant_waits_anew() -> None:
     store = Register(Versioned(OTHER, 7))
     first = store.lease()
-    asyncio.run(first.look())
+    asyncio.run(first.read())
     store.clock_s += 8
     second = store.lease("me again")
-    asyncio.run(second.look())
+    asyncio.run(second.read())
     store.clock_s += 3.1
     assert asyncio.run(first.take()).term == 6
     with pytest.raises(RefusedError, match="has term 6"):
         asyncio.run(second.take())
     store.now = Versioned(OTHER, 9)
     third = store.lease("me once more")
-    asyncio.run(third.look())
+    asyncio.run(third.read())
     store.clock_s += 10.9
     with pytest.raises(RefusedError, match=r"for another 0\.100 s"):
         asyncio.run(third.take())
@@ -231,7 +231,7 @@ def test_a_restarted_claimant_waits_anew() -> None:
 def test_each_renewal_makes_the_claimant_wait_from_where_it_saw_it() -> None:
     store = Register(Versioned(OTHER, 7))
     lease = store.lease()
-    asyncio.run(lease.look())
+    asyncio.run(lease.read())
     store.clock_s += 10.0
     store.now = Versioned(LeaseRecord(5, "other", 2, SPAN, in_sync="r1"), 8)
     store.clock_s += 5.0
@@ -244,7 +244,7 @@ def test_a_term_that_was_lost_is_not_renewed_or_written_about() -> None:
     lease = store.lease()
     asyncio.run(lease.take())
     store.now = Versioned(OTHER, 9)
-    asyncio.run(lease.look())
+    asyncio.run(lease.read())
     assert lease.held is None
     assert standing(lease) is ReplicaStanding.UNSETTLED
     assert lease.highest_term == 5
@@ -265,10 +265,10 @@ def test_an_arbiter_that_forgot_is_found_out() -> None:
     for found in forgot:
         store = Register(Versioned(OTHER, 7))
         lease = store.lease()
-        asyncio.run(lease.look())
+        asyncio.run(lease.read())
         store.now = found
         with pytest.raises(RefusedError, match="has forgotten"):
-            asyncio.run(lease.look())
+            asyncio.run(lease.read())
 
 
 def test_what_was_written_over_an_older_copy_is_not_replaced_when_versions_meet() -> None:
@@ -286,7 +286,7 @@ def test_what_was_written_over_an_older_copy_is_not_replaced_when_versions_meet(
         store.now = older  # restored
         with pytest.raises(RefusedError, match="has forgotten"):
             await primary.renew()
-        await standby.look()
+        await standby.read()
         store.clock_s += 20
         await standby.take()
         while primary.seen is not None and store.now.version < primary.seen.now.version:
@@ -319,7 +319,7 @@ def test_who_was_away_replaces_nothing_that_was_written_over_an_older_copy(
             with pytest.raises(ArbiterDownError):
                 await primary.renew()
         store.now = older  # what came last is lost: the arbiter's machine had no power
-        await standby.look()
+        await standby.read()
         store.clock_s += 20
         await standby.take()
         assert store.now is not None
@@ -372,7 +372,7 @@ def test_a_claim_comes_too_late_for_a_holder_that_went_solo() -> None:
     me = store.lease()
 
     async def play() -> None:
-        await me.look()
+        await me.read()
         store.now = Versioned(replace(OTHER, in_sync=None, attempt=2), 8)
         with pytest.raises(RefusedError, match="not for me"):
             await me.claim()
@@ -391,7 +391,7 @@ def test_a_claim_without_an_answer_is_known_for_what_it_is_once_it_is_seen() -> 
             await me.claim()
         assert me.held_until_s == -math.inf
         store.comes_late()
-        await me.look()
+        await me.read()
         assert me.held is not None
         assert me.replaced is not None
         assert me.replaced.now.record == OTHER
@@ -403,7 +403,7 @@ def test_a_claim_without_an_answer_is_known_for_what_it_is_once_it_is_seen() -> 
 def test_a_term_that_was_given_up_is_never_renewed_whatever_is_answered_late(
     *, is_down: bool
 ) -> None:
-    """A guest that was handed over stood still for good: each renewal kept the standby waiting."""
+    """A guest that was handed over was paused for good: each renewal kept the standby waiting."""
     store = Register()
 
     async def play() -> None:
@@ -420,7 +420,7 @@ def test_a_term_that_was_given_up_is_never_renewed_whatever_is_answered_late(
         with pytest.raises(RefusedError):
             await lease.renew()
         assert lease.held is None
-        await lease.look()
+        await lease.read()
         assert lease.held is None
 
     played(play)

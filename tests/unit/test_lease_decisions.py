@@ -73,7 +73,7 @@ def test_who_may_take_the_next_term() -> None:
     # Its own successor, where the guest runs.
     assert is_entitled(solo, Claimant("a2", succeeds="a"))
     assert not is_entitled(solo, Claimant("a2", succeeds="z"))
-    # Given up with nobody in sync: protection has ended in good order.
+    # Given up with no one in sync: protection has ended in good order.
     assert is_entitled(given_up(solo, 6), Claimant("b"))
     assert not is_entitled(given_up(RECORD, 6), Claimant("c"))
 

@@ -16,7 +16,7 @@ from vmckpt.options.replication import LONGEST_LEASE_S, SHORTEST_LEASE_S, Replic
 from vmckpt.replicate.fencing.agent import TIMEOUT_S
 from vmckpt.replicate.operator.sides import BEGIN_S
 from vmckpt.replicate.primary.brake import SLOT_S
-from vmckpt.replicate.primary.keeper import GIVEN_UP_S, LOOK_S, MARGIN_S, RETRY_S
+from vmckpt.replicate.primary.keeper import CHECK_S, GIVEN_UP_S, MARGIN_S, RETRY_S
 from vmckpt.replicate.primary.protection import TAKING_S
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.ui.replication import _lease
@@ -52,7 +52,7 @@ def test_what_cannot_be_kept_is_refused(text: str) -> None:
 def test_the_shortest_lasts_over_a_question_without_an_answer() -> None:
     """It is renewed when a third is over: after a time limit it can be asked for once more."""
     left_s = LeaseSpan(SHORTEST_LEASE_S).holder_s * 2 / 3 - MARGIN_S
-    assert left_s > LOOK_S + etcd_store.TIMEOUT_S + RETRY_S
+    assert left_s > CHECK_S + etcd_store.TIMEOUT_S + RETRY_S
     # The guest is held within the margin, and the brake's pause ends before the next renewal.
     assert MARGIN_S > ANSWER_S
     assert left_s > SLOT_S

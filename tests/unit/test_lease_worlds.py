@@ -154,7 +154,7 @@ class Life:
             await self.lease.renew()
 
     async def as_standby(self) -> None:
-        await self.lease.look()
+        await self.lease.read()
         seen = self.lease.seen
         first = seen is None and self.world.ran_term == 0
         dead = None

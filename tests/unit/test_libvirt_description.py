@@ -9,7 +9,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.description import DomainInterface, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain, choose
-from vmckpt.vm.domains.told import DomainInfo
+from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.unit
 XML = """\

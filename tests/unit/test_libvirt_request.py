@@ -9,7 +9,8 @@ from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import build
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
 from vmckpt.options.policy import Act, Policy, PolicyRule
-from vmckpt.preflight.domains.checks import Cargo, Route, certificate_dir, qemu_users
+from vmckpt.preflight.domains.certificates import certificate_dir, qemu_users
+from vmckpt.preflight.domains.checks import Contents, Route
 from vmckpt.preflight.domains.options import off_checks, option_checks
 from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.units import MIB
@@ -19,7 +20,7 @@ from vmckpt.vm.domains.job import parse_job
 
 pytestmark = pytest.mark.unit
 ROUTE = Route("qemu+tls://10.0.0.2/system", "10.0.0.2")
-PLAIN = Cargo(persistent=True, copied_disks=(), proved_shared=False, encrypted=True)
+PLAIN = Contents(persistent=True, copied_disks=(), proved_shared=False, encrypted=True)
 ALWAYS = Flag.PEER2PEER | Flag.PERSIST_DEST | Flag.UNDEFINE_SOURCE | Flag.TLS
 
 

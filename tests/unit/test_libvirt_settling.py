@@ -9,8 +9,8 @@ from vmckpt.migrate.domains.whereabouts import (
     EndState,
     decide,
     decide_off,
+    end_state,
     is_orphan,
-    place,
 )
 from vmckpt.options.migration import Tls
 from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Transports, decide_link
@@ -29,18 +29,18 @@ pytestmark = pytest.mark.unit
         (EndState.RUNNING, EndState.SILENT, False, DomainMove.SOURCE_OWNS),
         (EndState.RUNNING, EndState.WAITING, False, DomainMove.SOURCE_OWNS),
         (EndState.RUNNING, EndState.WAITING, True, DomainMove.WAIT),
-        (EndState.ABSENT, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
-        (EndState.OFF, EndState.PAUSED, False, DomainMove.TARGET_OWNS),
-        (EndState.SILENT, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.ABSENT, EndState.RUNNING, False, DomainMove.DESTINATION_OWNS),
+        (EndState.OFF, EndState.PAUSED, False, DomainMove.DESTINATION_OWNS),
+        (EndState.SILENT, EndState.RUNNING, False, DomainMove.DESTINATION_OWNS),
         (EndState.SILENT, EndState.WAITING, False, DomainMove.WAIT),
         (EndState.WAITING, EndState.RUNNING, True, DomainMove.WAIT),
-        (EndState.WAITING, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.WAITING, EndState.RUNNING, False, DomainMove.DESTINATION_OWNS),
         (EndState.WAITING, EndState.WAITING, False, DomainMove.WAIT),
         (EndState.WAITING, EndState.ABSENT, False, DomainMove.WAIT),
         (EndState.SILENT, EndState.ABSENT, False, DomainMove.WAIT),
         (EndState.SILENT, EndState.SILENT, False, DomainMove.WAIT),
         (EndState.LOCKED, EndState.ABSENT, False, DomainMove.WAIT),
-        (EndState.LOCKED, EndState.RUNNING, False, DomainMove.TARGET_OWNS),
+        (EndState.LOCKED, EndState.RUNNING, False, DomainMove.DESTINATION_OWNS),
         (EndState.OFF, EndState.ABSENT, False, DomainMove.LOST),
         (EndState.RUNNING, EndState.RUNNING, False, DomainMove.UNKNOWN),
         (EndState.POSTCOPY, EndState.POSTCOPY, True, DomainMove.WAIT),
@@ -63,13 +63,13 @@ def test_the_next_move_follows_from_what_both_say(
     ("source", "target", "known", "move"),
     [
         (EndState.OFF, EndState.ABSENT, False, DomainMove.SOURCE_OWNS),
-        (EndState.ABSENT, EndState.OFF, False, DomainMove.TARGET_OWNS),
-        (EndState.OFF, EndState.OFF, False, DomainMove.TARGET_OWNS),
+        (EndState.ABSENT, EndState.OFF, False, DomainMove.DESTINATION_OWNS),
+        (EndState.OFF, EndState.OFF, False, DomainMove.DESTINATION_OWNS),
         # What the target has may be what it had before.
         (EndState.OFF, EndState.OFF, True, DomainMove.SOURCE_OWNS),
-        # Somebody has started it.
+        # Someone has started it.
         (EndState.RUNNING, EndState.OFF, False, DomainMove.SOURCE_OWNS),
-        (EndState.OFF, EndState.RUNNING, True, DomainMove.TARGET_OWNS),
+        (EndState.OFF, EndState.RUNNING, True, DomainMove.DESTINATION_OWNS),
         (EndState.ABSENT, EndState.ABSENT, False, DomainMove.UNKNOWN),
         (EndState.OFF, EndState.SILENT, False, DomainMove.WAIT),
         (EndState.LOCKED, EndState.OFF, False, DomainMove.WAIT),
@@ -88,14 +88,14 @@ def test_only_a_target_without_its_source_is_an_orphan() -> None:
 
 
 def test_a_state_and_its_reason_are_one_place() -> None:
-    assert place(DomainState.RUNNING, 1) is EndState.RUNNING
-    assert place(DomainState.RUNNING, RunningReason.POSTCOPY) is EndState.POSTCOPY
-    assert place(DomainState.PAUSED, 1) is EndState.PAUSED
-    assert place(DomainState.PAUSED, PausedReason.MIGRATION) is EndState.WAITING
-    assert place(DomainState.PAUSED, PausedReason.STARTING_UP) is EndState.WAITING
-    assert place(DomainState.PAUSED, PausedReason.POSTCOPY_FAILED) is EndState.POSTCOPY_FAILED
-    assert place(DomainState.SHUTOFF, 4) is EndState.OFF
-    assert place(DomainState.CRASHED, 0) is EndState.OFF
+    assert end_state(DomainState.RUNNING, 1) is EndState.RUNNING
+    assert end_state(DomainState.RUNNING, RunningReason.POSTCOPY) is EndState.POSTCOPY
+    assert end_state(DomainState.PAUSED, 1) is EndState.PAUSED
+    assert end_state(DomainState.PAUSED, PausedReason.MIGRATION) is EndState.WAITING
+    assert end_state(DomainState.PAUSED, PausedReason.STARTING_UP) is EndState.WAITING
+    assert end_state(DomainState.PAUSED, PausedReason.POSTCOPY_FAILED) is EndState.POSTCOPY_FAILED
+    assert end_state(DomainState.SHUTOFF, 4) is EndState.OFF
+    assert end_state(DomainState.CRASHED, 0) is EndState.OFF
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_other_errors_point_to_libvirts_log() -> None:
 
 
 ENOUGH = Transports(frozenset({TLS_PORT}), "/pki", one_machine=False)
-IN_CLEAR = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
+UNENCRYPTED = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ IN_CLEAR = Transports(frozenset({TCP_PORT}), "/pki", one_machine=False)
         (Tls.OFF, ENOUGH, "qemu+tls://10.0.0.2/system?pkipath=/pki", OK),
         (Tls.AUTO, ENOUGH._replace(certificates=""), "qemu+tls://10.0.0.2/system", OK),
         (Tls.AUTO, ENOUGH._replace(certificates=None), "", REFUSE),
-        (Tls.AUTO, IN_CLEAR, "", REFUSE),
-        (Tls.REQUIRE, IN_CLEAR._replace(one_machine=True), "", REFUSE),
-        (Tls.AUTO, IN_CLEAR._replace(one_machine=True), "qemu+tcp://10.0.0.2/system", WARN),
-        (Tls.OFF, IN_CLEAR, "qemu+tcp://10.0.0.2/system", WARN),
+        (Tls.AUTO, UNENCRYPTED, "", REFUSE),
+        (Tls.REQUIRE, UNENCRYPTED._replace(one_machine=True), "", REFUSE),
+        (Tls.AUTO, UNENCRYPTED._replace(one_machine=True), "qemu+tcp://10.0.0.2/system", WARN),
+        (Tls.OFF, UNENCRYPTED, "qemu+tcp://10.0.0.2/system", WARN),
         (Tls.OFF, Transports(frozenset(), "", one_machine=True), "", REFUSE),
     ],
 )

@@ -28,7 +28,8 @@ def test_a_calibration_guest_hardly_counts_where_real_ones_have_moved() -> None:
         Moved(1000 * n, 0, 0.005 * n, 0.005 * n + 0.1, 0.01, weight=0.2) for n in range(1, 9)
     ]
     busy = [
-        Moved(1000 * n, 0, 0.01 * n, 0.01 * n + 0.2, 0.02, kinship=2) for n in (50, 100, 150, 200)
+        Moved(1000 * n, 0, 0.01 * n, 0.01 * n + 0.2, 0.02, similarity=2)
+        for n in (50, 100, 150, 200)
     ]
     alone, both = learn(at_rest), learn(at_rest + busy)
     assert alone is not None
@@ -138,8 +139,10 @@ def test_a_longer_slow_phase_makes_the_guest_wait_no_shorter(
     low_s, middle_s, high_s = sorted(waits_s)
     link = replace(LINK, waiting_s=(low_s, middle_s, high_s))
     short_s, long_s = sorted((one_s, other_s))
-    assert all(link.waits_s(short_s, luck) <= link.waits_s(long_s, luck) for luck in (-1, 0, 1))
-    good, middle, bad = (link.waits_s(long_s, luck) for luck in (-1, 0, 1))
+    assert all(
+        link.waits_s(short_s, scenario) <= link.waits_s(long_s, scenario) for scenario in (-1, 0, 1)
+    )
+    good, middle, bad = (link.waits_s(long_s, scenario) for scenario in (-1, 0, 1))
     assert good <= middle <= bad <= 2 * long_s
     assert middle <= long_s
     assert link.waits_s(0.0, 1) == 0.0

@@ -41,7 +41,7 @@ def broken(document: Path) -> Iterator[str]:
 
 
 def missing(document: Path) -> Iterator[str]:
-    """Modules that are named with their folder, and are not there (any more)."""
+    """Modules that are named with their folder, and are not there (any longer)."""
     roots = (ROOT, ROOT / "vmckpt", document.parent, document.parent.parent)
     for module in _MODULE.findall(document.read_text()):
         if not any((root / module).is_file() for root in roots):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.forecast.methods import against, options_of, warnings, ways
+from vmckpt.forecast.methods import against, modes, options_of, warnings
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import POSTCOPIES, TransferMode
 from vmckpt.options.migration import Method, MigrationOptions
@@ -48,35 +48,35 @@ THROTTLES = Policy((PolicyRule(3, Act.THROTTLE, 10, most_percent=40),))
 def test_what_is_asked_for_narrows_the_ways_and_goes_on_each(
     asked: MigrationOptions, left: set[TransferMode]
 ) -> None:
-    assert set(ways(asked)) == left
-    for way in ways(asked):
-        meant = options_of(way, asked, Intent())
-        assert meant.auto_converge is (way is TransferMode.AUTO_CONVERGE)
-        assert meant.compression == ("zstd" if way is TransferMode.ZSTD else None)
+    assert set(modes(asked)) == left
+    for mode in modes(asked):
+        meant = options_of(mode, asked, Intent())
+        assert meant.auto_converge is (mode is TransferMode.AUTO_CONVERGE)
+        assert meant.compression == ("zstd" if mode is TransferMode.ZSTD else None)
         assert meant.channels == (
-            2 if way is TransferMode.MULTIFD and not asked.channels else asked.channels
+            2 if mode is TransferMode.MULTIFD and not asked.channels else asked.channels
         )
         assert meant.policy == asked.policy
 
 
-def dirty_log_of(way: TransferMode, asked: MigrationOptions) -> list[Finding]:
+def dirty_log_of(mode: TransferMode, asked: MigrationOptions) -> list[Finding]:
     """What preflight says of a QEMU 7.2 under TCG on that way."""
     found = dirty_log.loss_of("tcg", OLD, 0)
     assert found is not None
-    return list(dirty_log.checks(found, options_of(way, asked, Intent())))
+    return list(dirty_log.checks(found, options_of(mode, asked, Intent())))
 
 
 def test_where_auto_comes_to_stop_a_wish_opens_no_other_way() -> None:
     open_ways = [
-        way
-        for way in TransferMode
-        if not against(MigrationOptions(), dirty_log_of(way, MigrationOptions()))
+        mode
+        for mode in TransferMode
+        if not against(MigrationOptions(), dirty_log_of(mode, MigrationOptions()))
     ]
     assert open_ways == [TransferMode.STOP]
     assert "loses dirty pages" in against(
         MigrationOptions(), dirty_log_of(TransferMode.MULTIFD, MigrationOptions())
     )
-    # By its name a pre-copy may be had all the same, as without a wish.
+    # By its name a pre-copy may be had all the same, as without a constraint.
     named = MigrationOptions(method=Method.PRECOPY)
     assert against(named, dirty_log_of(TransferMode.PRECOPY, named)) == ""
     named = MigrationOptions(method=Method.HYBRID)
@@ -85,11 +85,11 @@ def test_where_auto_comes_to_stop_a_wish_opens_no_other_way() -> None:
 
 def test_post_copy_that_shall_not_be_risked_is_judged_not_closed() -> None:
     wish = Intent(never_risk_postcopy=True)
-    for way in TransferMode:
-        meant = options_of(way, MigrationOptions(), wish)
+    for mode in TransferMode:
+        meant = options_of(mode, MigrationOptions(), wish)
         assert against(MigrationOptions(), list(postcopy_risk(meant))) == ""
-        assert meant.never_risk_postcopy is (way not in POSTCOPIES)
-    # A pre-copy that could come to it is none that the wish could be given up for.
+        assert meant.never_risk_postcopy is (mode not in POSTCOPIES)
+    # A pre-copy that could come to it is none that the constraint could be given up for.
     policy = MigrationOptions(policy=Policy((PolicyRule(3, Act.POSTCOPY),)))
     risk = list(postcopy_risk(options_of(TransferMode.PRECOPY, policy, wish)))
     assert "[postcopy-risk]" in against(policy, risk)

@@ -169,7 +169,7 @@ def test_xml_that_is_no_domain_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_record_has_no_xml() -> None:
-    told = AtTarget("web2", "<secret/>", None, None).told()
+    told = AtTarget("web2", "<secret/>", None, None).recorded()
     assert told == {"name": "web2", "xml": True, "persistent_xml": False, "graphics_uri": None}
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import RefusedError, UsageError
-from vmckpt.vm.adopted.native import native_argv, native_machine
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
+from vmckpt.vm.imported.native import native_argv, native_machine
 from vmckpt.vm.spec.spec import Spec, parse_spec
 
 pytestmark = pytest.mark.unit

@@ -180,7 +180,7 @@ def test_a_migration_that_it_began_on_a_host_is_refused_by_name(
 ) -> None:
     host = LocalHost("a", state, "192.0.2.1")
     monkeypatch.setattr(watch, "all_hosts", lambda: [host])
-    with pytest.raises(RefusedError, match="run r7 on a was begun by an earlier vmckpt"):
+    with pytest.raises(RefusedError, match="run r7 on a was begun by an earlier version of vmckpt"):
         asyncio.run(watch.find_job("r7"))
     with pytest.raises(NotFoundError):
         asyncio.run(watch.find_job("r9"))

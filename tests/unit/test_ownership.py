@@ -60,9 +60,9 @@ def every_target() -> Iterator[MigrationEnd]:
 
 
 EVERY_VIEW = [
-    OwnershipView(source, target, was_running, stopped, stays)
+    OwnershipView(source, destination, was_running, stopped, stays)
     for source in every_source()
-    for target in every_target()
+    for destination in every_target()
     for was_running in (True, False)
     for stopped in (True, False)
     for stays in (True, False)
@@ -83,12 +83,12 @@ def test_every_move_has_its_view() -> None:
 
 def test_the_source_runs_again_only_when_the_target_never_ran_and_never_will() -> None:
     for view in views_with(OwnershipMove.RUN_SOURCE):
-        assert not view.target.ever_ran
-        assert not view.target.alive or view.target.silent
+        assert not view.destination.ever_ran
+        assert not view.destination.alive or view.destination.silent
 
 
 def test_beside_a_silent_target_the_source_runs_again_only_if_it_was_stopped_and_given_up() -> None:
-    beside = [view for view in views_with(OwnershipMove.RUN_SOURCE) if view.target.silent]
+    beside = [view for view in views_with(OwnershipMove.RUN_SOURCE) if view.destination.silent]
     assert beside
     for view in beside:
         assert view.was_running
@@ -101,54 +101,54 @@ def test_beside_a_silent_target_the_source_runs_again_only_if_it_was_stopped_and
 
 def test_a_target_whose_source_was_kept_never_runs() -> None:
     for view, move in MOVES:
-        if view.stays and not (view.source.in_postcopy or view.target.in_postcopy):
-            assert move is not OwnershipMove.RUN_TARGET
+        if view.stays and not (view.source.in_postcopy or view.destination.in_postcopy):
+            assert move is not OwnershipMove.RUN_DESTINATION
     whole = side("paused", "completed")
-    assert decide(OwnershipView(DEAD, whole, was_running=True)) is OwnershipMove.RUN_TARGET
+    assert decide(OwnershipView(DEAD, whole, was_running=True)) is OwnershipMove.RUN_DESTINATION
     assert (
         decide(OwnershipView(DEAD, whole, was_running=True, stays=True))
-        is OwnershipMove.KILL_TARGET
+        is OwnershipMove.KILL_DESTINATION
     )
 
 
 def test_the_target_runs_only_when_the_source_cannot_go_on() -> None:
-    for view in views_with(OwnershipMove.RUN_TARGET):
-        source, target = view.source.migration, view.target.migration
+    for view in views_with(OwnershipMove.RUN_DESTINATION):
+        source, destination = view.source.migration, view.destination.migration
         handed_over = view.source.run is not None and view.source.run.status in HANDED_OVER
         let_go = source is not None and (
             (source.status == "completed" and handed_over) or source.in_postcopy
         )
-        loaded = target is not None and target.status == "completed"
+        loaded = destination is not None and destination.status == "completed"
         assert let_go or (not view.source.alive and loaded)
         assert view.was_running
-        assert view.target.run is not None
-        assert view.target.run.status != "inmigrate"
+        assert view.destination.run is not None
+        assert view.destination.run.status != "inmigrate"
 
 
 def test_the_source_owns_nothing_while_the_target_runs_or_ran() -> None:
     for view in views_with(OwnershipMove.SOURCE_OWNS):
-        assert not view.target.running
-        assert not view.target.ever_ran
+        assert not view.destination.running
+        assert not view.destination.ever_ran
         own_reason = view.source.run is not None and view.source.run.status == "io-error"
         assert view.source.running or not view.was_running or own_reason
-        assert not own_reason or not view.target.alive or not view.was_running
+        assert not own_reason or not view.destination.alive or not view.was_running
 
 
 def test_the_target_owns_nothing_while_pages_are_still_to_come() -> None:
-    for view in views_with(OwnershipMove.TARGET_OWNS):
-        assert view.target.alive
-        assert not view.target.in_postcopy or not view.target.ever_ran
+    for view in views_with(OwnershipMove.DESTINATION_OWNS):
+        assert view.destination.alive
+        assert not view.destination.in_postcopy or not view.destination.ever_ran
         assert not view.source.in_postcopy
 
 
 def test_a_target_that_ran_is_never_killed() -> None:
-    for view in views_with(OwnershipMove.KILL_TARGET):
-        assert not view.target.ever_ran
+    for view in views_with(OwnershipMove.KILL_DESTINATION):
+        assert not view.destination.ever_ran
         assert not view.source.in_postcopy
 
 
 def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
-    beside = [(view, move) for view, move in MOVES if view.target.silent]
+    beside = [(view, move) for view, move in MOVES if view.destination.silent]
     assert {move for _, move in beside} == {
         OwnershipMove.CANCEL, OwnershipMove.WAIT, OwnershipMove.RECONNECT,
         OwnershipMove.RUN_SOURCE, OwnershipMove.SOURCE_OWNS, OwnershipMove.UNKNOWN,
@@ -162,10 +162,10 @@ def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
 
 def test_a_silent_source_is_never_replaced() -> None:
     for view, move in MOVES:
-        if view.source.silent and not view.target.running:
+        if view.source.silent and not view.destination.running:
             assert move not in (
-                OwnershipMove.RUN_TARGET,
-                OwnershipMove.TARGET_OWNS,
+                OwnershipMove.RUN_DESTINATION,
+                OwnershipMove.DESTINATION_OWNS,
                 OwnershipMove.LOST,
                 OwnershipMove.SOURCE_OWNS,
             )
@@ -175,28 +175,28 @@ def test_the_connection_is_cut_only_to_free_a_stuck_source() -> None:
     for view in views_with(OwnershipMove.YANK):
         assert view.source.alive
         assert view.source.run is None
-        assert not view.target.in_postcopy
-        assert not view.target.ever_ran
+        assert not view.destination.in_postcopy
+        assert not view.destination.ever_ran
 
 
 def test_a_migration_is_cancelled_only_before_it_is_decided() -> None:
     for view in views_with(OwnershipMove.CANCEL):
         assert view.source.migration is not None
         assert view.source.migration.status in {"setup", "active", "device"}
-        assert not view.target.running
+        assert not view.destination.running
 
 
 def test_the_guest_is_given_up_only_when_an_end_is_dead() -> None:
     for view in views_with(OwnershipMove.LOST):
-        assert not (view.source.alive and view.target.alive)
+        assert not (view.source.alive and view.destination.alive)
         if view.source.alive:
             # It has let go: the target ran, or held the only whole state.
-            assert view.target.ever_ran or view.source.in_postcopy
+            assert view.destination.ever_ran or view.source.in_postcopy
 
 
 def test_a_guest_that_was_held_still_is_never_run() -> None:
     runs = {move for view, move in MOVES if not view.was_running}
-    assert not runs & {OwnershipMove.RUN_TARGET, OwnershipMove.RUN_SOURCE}
+    assert not runs & {OwnershipMove.RUN_DESTINATION, OwnershipMove.RUN_SOURCE}
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Qemu:
     def running(self) -> bool:
         return self.alive and self.run == "running"
 
-    def look(self) -> MigrationEnd:
+    def inspect(self) -> MigrationEnd:
         if self.gone:
             return GONE
         if not self.alive or self.silent:
@@ -240,50 +240,50 @@ class Pair:
         held = "running" if was_running and not stopped else "paused"
         self._held = held
         self.source = Qemu(held, phase, ever_ran=True)
-        self.target = Qemu("inmigrate", "active")
+        self.destination = Qemu("inmigrate", "active")
         self.sent = phase == "completed"
         match phase:
             case "none" | "setup":
-                self.target.status = "setup"
+                self.destination.status = "setup"
             case "arrived":
                 # The status is that of the migration which brought the guest to the source.
-                self.source.status, self.target.status = "completed", "setup"
+                self.source.status, self.destination.status = "completed", "setup"
             case "device":
                 self.source.run = "finish-migrate"
             case "completed":
                 self.source.run = "postmigrate"
             case "postcopy-active":
                 self.source.run = "finish-migrate"
-                self.target = Qemu("paused", "postcopy-active")
+                self.destination = Qemu("paused", "postcopy-active")
 
     @property
     def whole(self) -> bool:
         """Whether a QEMU that lives has, or is about to have, all of the guest: the truth."""
-        kept = not self.target.ever_ran and self.source.status not in POSTCOPY_STATES
-        return (self.source.alive and kept) or (self.target.alive and self.sent)
+        kept = not self.destination.ever_ran and self.source.status not in POSTCOPY_STATES
+        return (self.source.alive and kept) or (self.destination.alive and self.sent)
 
     def check(self) -> None:
-        assert not (self.source.running and self.target.running), "the guest runs twice"
+        assert not (self.source.running and self.destination.running), "the guest runs twice"
         went_back = self.source.running or self.stays
-        assert not (went_back and self.target.ever_ran), "the guest went back in time"
+        assert not (went_back and self.destination.ever_ran), "the guest went back in time"
         if not self.was_running:
-            assert not (self.source.running or self.target.running), "a held guest runs"
+            assert not (self.source.running or self.destination.running), "a held guest runs"
 
     def tick(self, fate: str) -> None:
         """QEMU notices what was, then `fate` strikes."""
         self._get_on()
-        source, target = self.source, self.target
+        source, destination = self.source, self.destination
         match fate:
             case "source dies":
                 source.alive = False
             case "target dies":
-                target.alive = False
+                destination.alive = False
             case "source silent" | "target silent":
-                (source if fate.startswith("source") else target).silent = True
+                (source if fate.startswith("source") else destination).silent = True
             case "the target's host is silent":
-                target.gone = True
+                destination.gone = True
             case "both answer":
-                source.silent = target.silent = target.gone = False
+                source.silent = destination.silent = destination.gone = False
             case "all is sent":
                 self._send_all()
             case "all is sent, then the source dies":
@@ -293,34 +293,34 @@ class Pair:
 
     def _send_all(self) -> None:
         source = self.source
-        free = source.alive and self.target.alive and not source.silent
+        free = source.alive and self.destination.alive and not source.silent
         if free and source.status in {"active", "device", "postcopy-active"}:
             source.status, source.run, self.sent = "completed", "postmigrate", True
 
     def _get_on(self) -> None:
         """What QEMU does by itself with what has reached it."""
-        source, target = self.source, self.target
+        source, destination = self.source, self.destination
         if source.status == "cancelling":
             self._give_up("cancelled")
-        if self.sent and target.alive:
-            target.status = "completed"
-            target.run = "paused" if target.run == "inmigrate" else target.run
-        elif not source.alive and target.status == "active":
-            target.alive = False
-        elif not source.alive and target.status == "postcopy-active":
-            target.status = "postcopy-paused"
-        if not target.alive and source.status in {"active", "device", "setup"}:
+        if self.sent and destination.alive:
+            destination.status = "completed"
+            destination.run = "paused" if destination.run == "inmigrate" else destination.run
+        elif not source.alive and destination.status == "active":
+            destination.alive = False
+        elif not source.alive and destination.status == "postcopy-active":
+            destination.status = "postcopy-paused"
+        if not destination.alive and source.status in {"active", "device", "setup"}:
             self._give_up("failed")
-        elif not target.alive and source.status == "postcopy-active":
+        elif not destination.alive and source.status == "postcopy-active":
             source.status = "postcopy-paused"
 
     def _give_up(self, status: str) -> None:
         self.source.status = status
         self.source.run = self._held
-        self.target.alive = self.target.alive and self.target.status != "active"
+        self.destination.alive = self.destination.alive and self.destination.status != "active"
 
     def act(self, move: OwnershipMove) -> None:
-        source, target = self.source, self.target
+        source, destination = self.source, self.destination
         stoppable = source.alive and source.status in {"setup", "active", "device"}
         match move:
             case OwnershipMove.CANCEL if stoppable and not source.silent:
@@ -328,17 +328,19 @@ class Pair:
             case OwnershipMove.YANK if stoppable:
                 self._give_up("failed")
                 source.silent = False
-            case OwnershipMove.RUN_TARGET if target.alive and not target.silent and not target.gone:
-                target.set_running()
-            case OwnershipMove.RUN_SOURCE if source.alive and not source.silent:
-                self.stays = self.stays or target.gone
-                source.set_running()
-            case OwnershipMove.KILL_TARGET if not target.gone:
-                target.alive = False
-            case OwnershipMove.RECONNECT if target.alive and not (
-                source.silent or target.silent or target.gone
+            case OwnershipMove.RUN_DESTINATION if (
+                destination.alive and not destination.silent and not destination.gone
             ):
-                source.status = target.status = "postcopy-active"
+                destination.set_running()
+            case OwnershipMove.RUN_SOURCE if source.alive and not source.silent:
+                self.stays = self.stays or destination.gone
+                source.set_running()
+            case OwnershipMove.KILL_DESTINATION if not destination.gone:
+                destination.alive = False
+            case OwnershipMove.RECONNECT if destination.alive and not (
+                source.silent or destination.silent or destination.gone
+            ):
+                source.status = destination.status = "postcopy-active"
         self.check()
 
 
@@ -360,11 +362,13 @@ LIMIT = 30
 def settle(pair: Pair, fates: list[str], *, torn: bool) -> OwnershipMove:
     """As migrate.settle.settle does; after the last fate both answer and QEMU gets on."""
     for fate in [*fates, "both answer", *["all is sent"] * LIMIT]:
-        source = pair.source.look()
+        source = pair.source.inspect()
         if torn:
             # Both ends are never looked at in the same instant.
             pair.tick(fate)
-        view = OwnershipView(source, pair.target.look(), pair.was_running, pair.stopped, pair.stays)
+        view = OwnershipView(
+            source, pair.destination.inspect(), pair.was_running, pair.stopped, pair.stays
+        )
         move = decide(view)
         if move in ENDINGS - {OwnershipMove.UNKNOWN}:
             return move
@@ -390,11 +394,11 @@ def test_every_migration_ends_with_the_guest_in_one_place_or_honestly_lost(
     ending = settle(pair, fates, torn=torn)
     match ending:
         case OwnershipMove.SOURCE_OWNS:
-            assert not pair.target.running
+            assert not pair.destination.running
             assert pair.source.running or not was_running or not pair.source.alive
-        case OwnershipMove.TARGET_OWNS:
+        case OwnershipMove.DESTINATION_OWNS:
             assert not pair.source.running
-            assert pair.target.running or not was_running or not pair.target.alive
+            assert pair.destination.running or not was_running or not pair.destination.alive
         case OwnershipMove.LOST:
             assert not pair.whole
             assert not pair.source.running
@@ -408,15 +412,15 @@ def test_without_faults_no_guest_is_lost(phase: str, was_running: bool) -> None:
     pair = Pair(phase, was_running=was_running)
     ending = settle(pair, [], torn=False)
     expected = (
-        {OwnershipMove.TARGET_OWNS}
+        {OwnershipMove.DESTINATION_OWNS}
         if phase in {"completed", "postcopy-active"}
         else {
             OwnershipMove.SOURCE_OWNS,
-            OwnershipMove.TARGET_OWNS,
+            OwnershipMove.DESTINATION_OWNS,
         }
     )
     assert ending in expected
-    assert (pair.source.running or pair.target.running) is was_running
+    assert (pair.source.running or pair.destination.running) is was_running
 
 
 def test_a_target_that_dies_before_it_ran_gives_the_guest_back() -> None:
@@ -440,8 +444,8 @@ def test_a_stalled_source_is_freed() -> None:
 
 def test_a_source_that_dies_after_all_was_sent_loses_nothing() -> None:
     pair = Pair("completed", was_running=True)
-    assert settle(pair, ["all is sent", "source dies"], torn=True) is OwnershipMove.TARGET_OWNS
-    assert pair.target.running
+    assert settle(pair, ["all is sent", "source dies"], torn=True) is OwnershipMove.DESTINATION_OWNS
+    assert pair.destination.running
 
 
 def test_a_source_that_dies_in_postcopy_loses_the_guest_and_says_so() -> None:
@@ -454,4 +458,6 @@ def test_a_source_that_stopped_for_a_reason_of_its_own_is_not_continued(status: 
     stopped = side(status, "cancelled", ever_ran=True)
     assert decide(OwnershipView(stopped, DEAD, was_running=True)) is OwnershipMove.SOURCE_OWNS
     waiting = side("paused", "none")
-    assert decide(OwnershipView(stopped, waiting, was_running=True)) is OwnershipMove.KILL_TARGET
+    assert (
+        decide(OwnershipView(stopped, waiting, was_running=True)) is OwnershipMove.KILL_DESTINATION
+    )

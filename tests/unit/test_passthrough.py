@@ -117,7 +117,7 @@ def test_an_emulated_nic_of_a_pair_is_on_the_bridge_too() -> None:
     [
         (VF.replace("nic = 0\n", "") + 'driver = "vmxnet3"', "a failover pair has one"),
         (VF.replace("nic = 0", "nic = 1") + 'driver = "vmxnet3"', "of its own that stands in"),
-        ('[[passthrough]]\nid = "a"\ndriver = "edu"\nnic = 0', "nothing else has"),
+        ('[[passthrough]]\nid = "a"\ndriver = "edu"\nnic = 0', "no other strategy does"),
     ],
 )
 def test_what_is_wrong_with_a_pair(text: str, says: str) -> None:

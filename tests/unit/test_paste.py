@@ -14,7 +14,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.preflight import target_host
+from vmckpt.preflight import destination_host
 from vmckpt.preflight.host import remedies
 
 CONFIG = Path("/home/the operator/config")
@@ -76,7 +76,7 @@ def test_a_groups_userfaultfd_is_said_to_udev(
     rule, device = tmp_path / "rules", tmp_path / "device"
     device.touch(0o600)
     monkeypatch.setattr(remedies, "UDEV_RULE", str(rule))
-    monkeypatch.setattr(target_host, "USERFAULTFD_DEVICE", device)
+    monkeypatch.setattr(destination_host, "USERFAULTFD_DEVICE", device)
     line = asyncio.run(remedies.userfaultfd(HERE, Paste(HERE, root=True)))
     subprocess.run(["sh", "-c", line], check=True, timeout=30)
     group = grp.getgrgid(os.getegid()).gr_name

@@ -98,6 +98,6 @@ def test_qemu_ids_are_eight_hex_digits_and_new_each_time() -> None:
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../web", "..", ".", "", "a/b", "a\0b", "a" * 256])
 def test_a_name_that_leads_elsewhere_is_no_vms(name: str) -> None:
-    for place in (vm_dir, lock_path):
+    for location in (vm_dir, lock_path):
         with pytest.raises(UsageError, match="not a name for a VM"):
-            place(STATE, name)
+            location(STATE, name)

@@ -16,7 +16,7 @@ from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.pki.authority import issue, make_authority, read_authority
+from vmckpt.hosts.pki.ca import issue, make_ca, read_ca
 from vmckpt.hosts.pki.certificate import DAY_S, is_issued_by, parse_certificate
 from vmckpt.hosts.pki.identity import FILES, Identity, obstacles, pki_dir, read_identity
 from vmckpt.options.migration import Tls
@@ -31,7 +31,7 @@ Two = tuple[LocalHost, LocalHost]
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     state = tmp_path / "operator"
-    make_authority(state)
+    make_ca(state)
     return state
 
 
@@ -55,11 +55,11 @@ def test_the_authoritys_key_is_its_owners_alone(state: Path) -> None:
 
 
 def test_there_is_one_authority(state: Path) -> None:
-    before = read_authority(state)
+    before = read_ca(state)
     with pytest.raises(RefusedError) as refused:
-        make_authority(state)
+        make_ca(state)
     assert str(state / "pki" / "ca") in refused.value.remedy
-    assert read_authority(state) == before
+    assert read_ca(state) == before
 
 
 def test_a_certificate_names_the_host_and_its_address(state: Path, hosts: Two) -> None:
@@ -88,7 +88,7 @@ def test_issuing_again_replaces_keys_and_certificates(state: Path, hosts: Two) -
     keys = [(pki_dir(hosts[0]) / name).read_text() for name in FILES if "key" in name]
     after = asyncio.run(issue(state, hosts[0]))
     assert after == asyncio.run(read_identity(hosts[0]))
-    assert after.authority == before.authority
+    assert after.ca == before.ca
     assert {after.server.fingerprint, after.client.fingerprint}.isdisjoint(
         {before.server.fingerprint, before.client.fingerprint}
     )
@@ -96,17 +96,17 @@ def test_issuing_again_replaces_keys_and_certificates(state: Path, hosts: Two) -
 
 
 def test_a_certificate_never_outlives_its_authority(tmp_path: Path) -> None:
-    authority = make_authority(tmp_path / "s", days=10)
+    ca = make_ca(tmp_path / "s", days=10)
     identity = asyncio.run(
         issue(tmp_path / "s", LocalHost("a", tmp_path / "a", "10.0.0.1"), days=365)
     )
-    assert identity.server.not_after_unix_s == authority.not_after_unix_s
+    assert identity.server.not_after_unix_s == ca.not_after_unix_s
 
 
 def test_without_an_authority_nothing_is_issued(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no certificate authority"):
         asyncio.run(issue(tmp_path / "s", LocalHost("a", tmp_path / "a", "10.0.0.1")))
-    assert read_authority(tmp_path / "s") is None
+    assert read_ca(tmp_path / "s") is None
     assert not (tmp_path / "a").exists()
 
 
@@ -142,19 +142,19 @@ def test_a_certificate_that_a_host_made_up_is_none_or_proves_nothing(
     state: Path, hosts: Two
 ) -> None:
     """Of another version, with a field twice or of no known type, of another kind of key."""
-    authority = read_authority(state)
-    assert authority is not None
+    ca = read_ca(state)
+    assert ca is not None
     parsed = 0
-    for real in (asyncio.run(issue(state, hosts[0])).server, authority):
+    for real in (asyncio.run(issue(state, hosts[0])).server, ca):
         der = ssl.PEM_cert_to_DER_cert(real.pem)
-        for place, value in itertools.product(range(len(der)), (0x01, 0x11, 0xA3)):
-            pem = ssl.DER_cert_to_PEM_cert(der[:place] + bytes([value]) + der[place + 1 :])
+        for location, value in itertools.product(range(len(der)), (0x01, 0x11, 0xA3)):
+            pem = ssl.DER_cert_to_PEM_cert(der[:location] + bytes([value]) + der[location + 1 :])
             try:
                 found = parse_certificate(pem)
             except ValueError:
                 continue
             parsed += 1
-            is_issued_by(found, authority)
+            is_issued_by(found, ca)
             is_issued_by(real, found)
     assert parsed > 100
 
@@ -193,7 +193,7 @@ def test_a_certificate_out_of_its_time_is_an_obstacle(state: Path, hosts: Two, d
 
 
 def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: Two) -> None:
-    make_authority(tmp_path / "s", days=1)
+    make_ca(tmp_path / "s", days=1)
     a, b = issued(tmp_path / "s", *hosts)
     forever = time.time() + 400 * DAY_S
     a, b = (
@@ -209,9 +209,9 @@ def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: Two) -> 
 
 
 def test_another_authority_is_an_obstacle(state: Path, tmp_path: Path, hosts: Two) -> None:
-    make_authority(tmp_path / "other")
+    make_ca(tmp_path / "other")
     a, b = asyncio.run(issue(state, hosts[0])), asyncio.run(issue(tmp_path / "other", hosts[1]))
-    assert not is_issued_by(b.server, a.authority)
+    assert not is_issued_by(b.server, a.ca)
     found = obstacles((hosts[0], a), (hosts[1], b), time.time())
     assert len(found) == 2
     assert all("vmckpt pki issue a b" in o.remedy for o in found)
@@ -228,7 +228,7 @@ def test_a_moved_hosts_certificate_is_an_obstacle(state: Path, hosts: Two) -> No
 @pytest.mark.parametrize(
     ("tls", "certified", "scheme"),
     [
-        (Tls.AUTO, "", Scheme.CLEAR),
+        (Tls.AUTO, "", Scheme.UNENCRYPTED),
         (Tls.AUTO, "ab", Scheme.CERTIFICATES),
         (Tls.AUTO, "a", None),
         (Tls.AUTO, "b", None),
@@ -237,7 +237,7 @@ def test_a_moved_hosts_certificate_is_an_obstacle(state: Path, hosts: Two) -> No
         (Tls.REQUIRE, "ab", Scheme.CERTIFICATES),
         (Tls.PSK, "", Scheme.ONE_TIME_KEY),
         (Tls.PSK, "ab", Scheme.ONE_TIME_KEY),
-        (Tls.OFF, "ab", Scheme.CLEAR),
+        (Tls.OFF, "ab", Scheme.UNENCRYPTED),
     ],
 )
 def test_who_has_certificates_and_what_is_asked_decide(
@@ -260,9 +260,9 @@ def test_who_has_certificates_and_what_is_asked_decide(
     [
         (Tls.AUTO, "ab", Scheme.ONE_TIME_KEY),
         (Tls.AUTO, "a", Scheme.ONE_TIME_KEY),
-        (Tls.AUTO, "", Scheme.CLEAR),
+        (Tls.AUTO, "", Scheme.UNENCRYPTED),
         (Tls.REQUIRE, "ab", Scheme.CERTIFICATES),
-        (Tls.OFF, "ab", Scheme.CLEAR),
+        (Tls.OFF, "ab", Scheme.UNENCRYPTED),
     ],
 )
 def test_a_vms_user_gets_no_hosts_key_unasked(
@@ -271,7 +271,7 @@ def test_a_vms_user_gets_no_hosts_key_unasked(
     issued(state, *(host for host in hosts if host.name in certified))
     assert asyncio.run(choose(tls, *hosts, own_users=True)).scheme is scheme
     far = FaultyHost("b", hosts[1].state_dir, "10.0.0.2", is_this_machine=False)
-    if tls is Tls.AUTO:  # to another machine nothing goes in clear
+    if tls is Tls.AUTO:  # to another machine nothing goes unencrypted
         found = asyncio.run(choose(tls, hosts[0], far, own_users=True))
         assert found.scheme is Scheme.ONE_TIME_KEY
 
@@ -289,7 +289,7 @@ def test_nothing_goes_in_clear_to_another_machine_unasked(
     far = FaultyHost("b", hosts[1].state_dir, "10.0.0.2", is_this_machine=False)
     with pytest.raises(RefusedError, match="cannot be encrypted"):
         asyncio.run(choose(Tls.AUTO, hosts[0], far))
-    assert asyncio.run(choose(Tls.OFF, hosts[0], far)).scheme is Scheme.CLEAR
+    assert asyncio.run(choose(Tls.OFF, hosts[0], far)).scheme is Scheme.UNENCRYPTED
 
 
 def test_bad_certificates_never_mean_in_clear(state: Path, hosts: Two) -> None:

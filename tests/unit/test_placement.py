@@ -70,7 +70,7 @@ def broken(
 
 
 def where(placed: DrainPlacement) -> dict[str, str]:
-    return {move.vm: move.target for move in placed.moves}
+    return {move.vm: move.destination for move in placed.moves}
 
 
 @settings(max_examples=30)

@@ -1,4 +1,6 @@
-"""What the planner offers of each way, and that what it names when nothing keeps a wish helps."""
+"""What the planner offers of each way, and that what it names when nothing keeps a constraint
+helps.
+"""
 
 import math
 from dataclasses import replace
@@ -15,7 +17,7 @@ from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.planner import (
-    Road,
+    MethodCandidate,
     bandwidth_notes,
     limits_ms,
     offer_of,
@@ -50,21 +52,21 @@ def measured(
 
 
 def road(
-    way: TransferMode, wish: Intent, asked: MigrationOptions | None = None, link: LinkModel = LINK
-) -> Road:
+    mode: TransferMode, wish: Intent, asked: MigrationOptions | None = None, link: LinkModel = LINK
+) -> MethodCandidate:
     asked = asked or MigrationOptions()
-    limits = limits_ms(way, asked, wish, link)
-    return Road(way, options_of(way, asked, wish), link, downtimes_ms=limits)
+    limits = limits_ms(mode, asked, wish, link)
+    return MethodCandidate(mode, options_of(mode, asked, wish), link, downtimes_ms=limits)
 
 
 def offered(
-    way: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel = LINK
+    mode: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel = LINK
 ) -> tuple[Offer, MigrationOptions]:
-    return offer_of(road(way, wish, link=link), link, seen, intent=wish)
+    return offer_of(road(mode, wish, link=link), link, seen, intent=wish)
 
 
 def with_change(wish: Intent, words: str) -> Intent:
-    """The wish as it is when somebody types what was named."""
+    """The constraint as it is when someone types what was named."""
     for word in words.split(" and "):
         option, _, value = word.removeprefix("no ").partition(" ")
         said = None if word.startswith("no ") else value
@@ -102,15 +104,15 @@ LATE = replace(LINK, switch_spread_s=0.12)
 @settings(max_examples=300, deadline=None)
 @given(WAYS, SEEN, WISHES, st.sampled_from([LINK, LATE]))
 def test_what_is_named_helps_when_it_is_asked_for(
-    way: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel
+    mode: TransferMode, seen: DirtyRate, wish: Intent, link: LinkModel
 ) -> None:
-    offer, _ = offered(way, seen, wish, link)
+    offer, _ = offered(mode, seen, wish, link)
     choice = choose([offer], wish)
-    if choice.way is not None or math.isinf(offer.forecast.total_s.p90):
+    if choice.mode is not None or math.isinf(offer.forecast.total_s.p90):
         return
     words, _, named = choice.change.rpartition(" would be enough for ")
-    assert named == way
-    again, _ = offered(way, seen, with_change(wish, words), link)
+    assert named == mode
+    again, _ = offered(mode, seen, with_change(wish, words), link)
     assert again.keeps, (choice.change, again.misses)
 
 
@@ -160,16 +162,16 @@ def test_post_copy_is_offered_as_a_change_of_mind() -> None:
         max_downtime_s=1.5, finish_within_s=12.0, max_slowdown=0.5, never_risk_postcopy=True
     )
     choice = choose(
-        [offered(way, seen, wish)[0] for way in (TransferMode.PRECOPY, TransferMode.HYBRID)], wish
+        [offered(mode, seen, wish)[0] for mode in (TransferMode.PRECOPY, TransferMode.HYBRID)], wish
     )
     assert choice.change == "no --never-risk-postcopy would be enough for hybrid"
 
 
 def test_several_channels_are_closed_where_they_break_the_bandwidth() -> None:
     asked, seen = MigrationOptions(bandwidth_bytes_per_s=20_000_000), measured(1, 100)
-    for way in TransferMode:
-        found = within_bandwidth(road(way, Intent(), asked), seen, asked)
-        assert bool(found.closed) is (way in (TransferMode.MULTIFD, TransferMode.ZSTD)), way
+    for mode in TransferMode:
+        found = within_bandwidth(road(mode, Intent(), asked), seen, asked)
+        assert bool(found.closed) is (mode in (TransferMode.MULTIFD, TransferMode.ZSTD)), mode
         assert (found.link is None) is bool(found.closed)
     closed = within_bandwidth(road(TransferMode.MULTIFD, Intent(), asked), seen, asked).closed
     assert closed == "over several channels QEMU would send 27.6 MiB/s, not 19.1 MiB/s"
@@ -205,9 +207,9 @@ def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
 def test_only_a_pre_copy_is_helped_and_slowed_by_one_rule_alone() -> None:
     seen, wish = measured(1, 100), Intent(max_downtime_s=1.0, max_slowdown=0.3)
     acts = {}
-    for way in TransferMode:
-        _, meant = offered(way, seen, wish)
-        acts[way] = [rule.act for rule in meant.policy.rules] if meant.policy else []
+    for mode in TransferMode:
+        _, meant = offered(mode, seen, wish)
+        acts[mode] = [rule.act for rule in meant.policy.rules] if meant.policy else []
         assert meant.steers == (meant.policy if meant.method is Method.PRECOPY else None)
     both = [Act.THROTTLE, Act.RAISE_DOWNTIME]
     assert acts == {

@@ -151,7 +151,7 @@ do = "abort"
 
 
 def steps(pilot: Pilot, *, follows: bool) -> list[tuple[int, int]]:
-    """In which rounds of one that stalls for ever the guest is slowed, and by how much."""
+    """In which rounds of one that stalls forever the guest is slowed, and by how much."""
     found, now = [], 0
     for number in range(1, 16):
         look = PrecopySample(

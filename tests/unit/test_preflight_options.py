@@ -18,12 +18,12 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
+from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
 from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
-from vmckpt.preflight.target_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, WantedSettings
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
@@ -50,7 +50,7 @@ OLD = NEW._replace(
     parameters=frozenset(),
 )
 AGREEMENT = Agreement({}, {}, {})
-# What a plain pre-copy wishes.
+# What a plain pre-copy constraints.
 HELD = WantedSettings(hold_switchover=True)
 
 
@@ -362,8 +362,8 @@ def test_a_range_of_ports_has_to_have_a_free_one(tmp_path: Path) -> None:
 def test_a_target_that_this_user_may_not_write_to(tmp_path: Path, closed: str) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW))
     target = other(tmp_path)
-    place = target.state_dir if closed == "state" else vm.spec.ram_dir
-    assert refusals(vm, dataclasses.replace(target, closed=str(place))) == {"permissions"}
+    location = target.state_dir if closed == "state" else vm.spec.ram_dir
+    assert refusals(vm, dataclasses.replace(target, closed=str(location))) == {"permissions"}
 
 
 def with_firmware(tmp_path: Path) -> tuple[Vm, Fingerprint]:
@@ -573,12 +573,12 @@ def test_what_domains_alone_have_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "scheme", "option"),
     [
-        (MigrationOptions(zero_copy=True), Scheme.CLEAR, None),
+        (MigrationOptions(zero_copy=True), Scheme.UNENCRYPTED, None),
         (MigrationOptions(zero_copy=True), Scheme.ONE_TIME_KEY, "--zerocopy"),
         (MigrationOptions(zero_copy=True), Scheme.CERTIFICATES, "--zerocopy"),
         (MigrationOptions(tls_name="b"), Scheme.CERTIFICATES, None),
         (MigrationOptions(tls_name="b"), Scheme.ONE_TIME_KEY, "--tls-destination"),
-        (MigrationOptions(tls_name="b"), Scheme.CLEAR, "--tls-destination"),
+        (MigrationOptions(tls_name="b"), Scheme.UNENCRYPTED, "--tls-destination"),
     ],
 )
 def test_what_does_not_go_with_the_encryption_that_was_chosen(

@@ -89,7 +89,7 @@ def test_tables_that_a_disk_cannot_read_are_not_taken_for_shorter_ones(
         return right(fd, length, at)
 
     with path.open("rb") as file:
-        assert read_clusters(file.fileno()).places.all()
+        assert read_clusters(file.fileno()).file_clusters.all()
         monkeypatch.setattr(os, "pread", pread)
         with pytest.raises(OSError, match="Input/output"):
             read_clusters(file.fileno())

@@ -9,7 +9,7 @@ import pytest
 from vmckpt.errors import NotFoundError
 from vmckpt.events import record as records
 from vmckpt.events.record import RunRecord, load_all
-from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress, heard_or_not
+from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress, unless_gone
 
 SAMPLE = Progress(
     at_s=0.3,
@@ -122,9 +122,9 @@ def test_a_listener_that_has_gone_stops_nobody() -> None:
     def gone(event: Event) -> None:
         raise BrokenPipeError(str(event))
 
-    heard_or_not(gone)(Note(0.0, "code", "text"))
+    unless_gone(gone)(Note(0.0, "code", "text"))
     heard: list[Event] = []
-    heard_or_not(heard.append)(Note(0.0, "code", "text"))
+    unless_gone(heard.append)(Note(0.0, "code", "text"))
     assert heard == [Note(0.0, "code", "text")]
 
 

@@ -147,7 +147,7 @@ def test_with_too_much_waiting_the_guest_waits_but_not_while_it_is_stopped() -> 
         assert not intake.is_early.is_set()
         assert not intake.is_full
         await intake.write(0, 0, data)
-        intake.let_go()
+        intake.drop()
         for _ in range(2 * MOST_BYTES >> 20):
             await intake.write(0, 0, data)
         assert intake.cut() == []

@@ -15,7 +15,7 @@ from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.options.replication import ReplicationOptions
-from vmckpt.replicate.arbiter import open_arbiter, require_place
+from vmckpt.replicate.arbiter import open_arbiter, require_location
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.begin import last_error
 from vmckpt.replicate.primary.stream import numbers_of
@@ -63,7 +63,7 @@ def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
 @pytest.mark.parametrize("place", ["/leases", "etcd:http://192.0.2.1", "etcd:https://a,http://b"])
 def test_credentials_go_to_no_place_where_others_read_them(place: str) -> None:
     with pytest.raises(UsageError, match="cannot be combined with"):
-        require_place(ReplicationOptions(place, credentials="/etc/vmckpt/etcd.toml"))
+        require_location(ReplicationOptions(place, credentials="/etc/vmckpt/etcd.toml"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), min_size=1))

@@ -1,5 +1,6 @@
 """A replication in words."""
 
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,23 @@ def test_an_event() -> None:
     assert event_text(one).endswith("protected, second path silent, term 3")
     both = event | {"state": "protected", "paths": {"replication": "heard", "second": "heard"}}
     assert event_text(both).endswith("protected, heard over both paths, term 3")
+
+
+def test_an_events_time_is_shown_in_the_local_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = {"time": "2026-11-22T18:00:00.042Z", "host": "lab-a", "state": "ended"}
+    try:
+        for zone, shown in (
+            ("Europe/Berlin", "2026-11-22 19:00:00.042"),
+            ("America/New_York", "2026-11-22 13:00:00.042"),
+            ("UTC", "2026-11-22 18:00:00.042"),
+        ):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert event_text(event).startswith(f"{shown}  lab-a ?")
+        assert event_text(event | {"time": "yesterday"}).startswith("yesterday  lab-a ?")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("value", [None, "missing"])

@@ -118,8 +118,8 @@ def test_huge_pages_are_mounted_on_a_directory_and_on_what_no_link_leads_to(tmp_
     (state / "hugepages").mkdir(parents=True)
     (tmp_path / "link").symlink_to("state")
     path = f"{mount.parent}:{os.environ['PATH']}"
-    for place in (state, tmp_path / "link"):
-        found = run("Mount huge pages", str(place), "mode=700", path=path)
+    for location in (state, tmp_path / "link"):
+        found = run("Mount huge pages", str(location), "mode=700", path=path)
         assert found == (0, str(state.resolve() / "hugepages"))
     (state / "hugepages").rmdir()
     (state / "hugepages").symlink_to("/etc")

@@ -65,7 +65,7 @@ def waits(timing: Timing, before: ScheduleState, now: ClockReading) -> float:
 def test_an_interval_is_due_at_once_and_then_counted_from_when_it_was_due() -> None:
     now, _ = run(EVERY, state(at(0)), at(0))
     assert waits(EVERY, now, at(0.5)) == 1.0
-    # Somewhat late it keeps its beat; much too late it begins anew.
+    # Somewhat late it keeps its beat; much too late it begins again.
     now, begin = run(EVERY, now, at(1.2))
     assert begin == (at(1).wall_s, 0)
     assert waits(EVERY, now, at(1.3)) == 2.0

@@ -35,19 +35,21 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
 
 
-def record(name: str = "web", when: When = When.EVERY, **asked: float | str) -> ScheduleRecord:
+def record(
+    name: str = "web", when: When = When.EVERY, **schedule_request: float | str
+) -> ScheduleRecord:
     given = {"every_s": 900.0} if when is When.EVERY else {}
-    return new_record(name, ScheduleRequest("web", when, "UTC", **given | asked), NOW)  # type: ignore[arg-type]
+    return new_record(name, ScheduleRequest("web", when, "UTC", **given | schedule_request), NOW)  # type: ignore[arg-type]
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    asked = ScheduleRequest(
+    schedule_request = ScheduleRequest(
         "web", When.CRON, "Europe/Berlin", cron="0 3 * * *", window="22:00-06:00", jitter_s=60.0,
         catch_up=CatchUp.SKIP, rule=RetentionRule(daily=7, max_age_s=1e6), store="lab-a:",
         copies=("lab-b:", "/srv"), kind="file", max_pause_s=0.0, key_file="/root/key",
     )  # fmt: skip
     full = replace(
-        new_record("web", asked, NOW),
+        new_record("web", schedule_request, NOW),
         state=ScheduleState(3, 7.5, NOW, ClaimedRun(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
         learned=LearnedCosts(5.0, 1, VmSample(NOW, "q", alive=True), CheckpointCost(0.1, 2.0), 7),
         making=PendingCheckpoint("id", "lab-a:", "lab-a"),

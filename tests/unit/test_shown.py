@@ -108,10 +108,10 @@ def test_the_live_display_takes_nothing_for_markup() -> None:
 
 
 def test_the_live_display_of_drains() -> None:
-    from vmckpt.fleet.drain.happenings import Began, Ended, Said
+    from vmckpt.fleet.drain.events import Began, Ended, Noted
 
     screen = Screen("title")
-    for happening in (Began("web", "a", "b"), Ended("web", "a", 1.0, EVIL), Said(EVIL)):
+    for happening in (Began("web", "a", "b"), Ended("web", "a", 1.0, EVIL), Noted(EVIL)):
         screen.add(happening)
     assert is_plain(drawn(screen))
 

@@ -2,7 +2,7 @@
 
 The files there are stores with two checkpoints each, as `export` made them: store-1 has format 1,
 store-2 format 2 (several keys). store-3 has directories of format 3, with their packs in a bundle.
-They are never made anew: a new format gets files of its own beside them.
+They are never made again: a new format gets files of its own beside them.
 """
 
 import hashlib
@@ -74,10 +74,10 @@ def test_a_store_of_format_3_is_read(kind: str, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)
     key.chmod(0o600)
-    place = tmp_path / "store"
-    shutil.copytree(MERGED / kind, place)
-    _require_golden(place, KeySource(KeyHolder.FILE, str(key)) if kind == "encrypted" else None)
-    assert not (place / "packs").exists()
+    location = tmp_path / "store"
+    shutil.copytree(MERGED / kind, location)
+    _require_golden(location, KeySource(KeyHolder.FILE, str(key)) if kind == "encrypted" else None)
+    assert not (location / "packs").exists()
 
 
 def test_a_vmckpt_without_bundles_finds_the_number_of_format_3() -> None:

@@ -57,7 +57,7 @@ def test_a_map_of_one_long_run_is_a_few_bytes_and_of_no_change_less() -> None:
 def test_what_names_more_than_there_is_is_damaged() -> None:
     refs = make_refs(1, np.arange(10))
     data = encode(refs, np.zeros(10, dtype=np.uint64))
-    with pytest.raises(DamagedError, match="names what is not there"):
+    with pytest.raises(DamagedError, match="refers to chunks that do not exist"):
         decode(data, np.zeros(10, dtype=np.uint64), "x", 1)
     with pytest.raises(DamagedError):
         decode(data, np.zeros(9, dtype=np.uint64), "x", 2)

@@ -47,12 +47,12 @@ def test_no_host_has_more_than_its_places(
         span = spans[move.vm]
         assert span.end_s - span.begin_s >= move.cost.alone_s - 1e-6
         for end in (0, 1):
-            mine = (move.source, move.target)[end]
+            mine = (move.source, move.destination)[end]
             # An instant within its beginning, at which others may be under way too.
             beside = [
                 other
                 for other in all_
-                if (other.source, other.target)[end] == mine
+                if (other.source, other.destination)[end] == mine
                 and spans[other.vm].begin_s <= span.begin_s < spans[other.vm].end_s - 1e-9
             ]
             assert len(beside) <= at_once
@@ -89,7 +89,7 @@ def test_what_drains_have_gone_by_is_left_for_a_clear_gain_only() -> None:
     assert timetable(little, crowding=0.9).at_once == 2
     assert timetable(little, crowding=0.9, usual=1).at_once == 1
     assert timetable(much, crowding=0.3, usual=1).at_once == 2
-    # It is not done where it is not allowed any more.
+    # It is not done where it is not allowed any longer.
     assert timetable(little, 2, crowding=0.9, usual=4).at_once == 2
     assert learn([past(0.4, 3), past(0.4, 2)], 0.0).at_once == 2
     assert learn([past(0.4, 3), Past(past(0.4, 1).moves[:1], 1, 4.0)], 0.0).at_once == 3

@@ -52,32 +52,32 @@ def test_noise_is_none(data: bytes) -> None:
 
 def test_another_replications_heartbeats_and_ones_own_are_none() -> None:
     ours, other = Hearing(Sender.PRIMARY, KEY), Hearing(Sender.STANDBY, beat_key("other"))
-    for data in (other.say(), ours.say()):
+    for data in (other.next_datagram(), ours.next_datagram()):
         with pytest.raises(WireError):
-            ours.hear(data, 1.0)
+            ours.receive(data, 1.0)
     assert ours.heard_s is None
 
 
 def test_one_that_was_heard_before_or_comes_late_counts_for_nothing() -> None:
     ours, theirs = Hearing(Sender.PRIMARY, KEY), Hearing(Sender.STANDBY, KEY)
-    first, second = theirs.say(), theirs.say()
-    ours.hear(second, 1.0)
+    first, second = theirs.next_datagram(), theirs.next_datagram()
+    ours.receive(second, 1.0)
     for again in (second, first):
-        ours.hear(again, 2.0)
+        ours.receive(again, 2.0)
     assert ours.heard_s == 1.0
-    ours.hear(theirs.say(), 3.0)
+    ours.receive(theirs.next_datagram(), 3.0)
     assert ours.heard_s == 3.0
 
 
 def test_who_is_heard_says_whether_it_hears() -> None:
     ours, theirs = Hearing(Sender.PRIMARY, KEY), Hearing(Sender.STANDBY, KEY)
-    ours.hear(theirs.say(), 1.0)
+    ours.receive(theirs.next_datagram(), 1.0)
     assert times(ours) == (1.0, None)
-    theirs.hear(ours.say(), 1.5)
-    ours.hear(theirs.say(), 2.0)
+    theirs.receive(ours.next_datagram(), 1.5)
+    ours.receive(theirs.next_datagram(), 2.0)
     assert times(ours) == (2.0, 2.0)
-    ours.say()  # lost: the other side goes on, and has heard no more
-    ours.hear(theirs.say(), 3.0)
+    ours.next_datagram()  # lost: the other side goes on, and has heard no more
+    ours.receive(theirs.next_datagram(), 3.0)
     assert times(ours) == (3.0, 2.0)
 
 

@@ -110,7 +110,7 @@ def test_no_part_of_an_epoch_can_be_missing(data: st.DataObject) -> None:
     ram[1:5] = np.random.default_rng(1).integers(0, 2**63, (4, WORDS))
     frames = an_epoch(composer(), 1, 0, ram)
     at = data.draw(st.integers(0, len(frames) - 1))
-    # The frames that are left are numbered anew, as if the missing one had never been sent.
+    # The frames that are left are numbered again, as if the missing one had never been sent.
     renumbered = Outbound(2)
     rest = [
         b"".join(renumbered.frame(FrameKind(frame[4]), 1, [frame[HEAD_BYTES:]]))

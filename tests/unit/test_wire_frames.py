@@ -126,7 +126,7 @@ def test_a_frame_that_is_missing_doubled_or_late_is_named() -> None:
 )
 def test_a_sound_head_that_makes_no_sense_is_none(kind: int, length: int) -> None:
     head = struct.pack(">IB3xQQII", length, kind, 1, 1, 0, 0)
-    with pytest.raises(WireError, match="is none"):
+    with pytest.raises(WireError, match="is invalid"):
         Inbound(0).head(head + struct.pack(">I", zlib.crc32(head)))
 
 

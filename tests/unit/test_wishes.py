@@ -1,4 +1,4 @@
-"""What may be wished of a migration, and what cannot be meant: told in words that help."""
+"""What may be requested of a migration, and what cannot be meant: told in words that help."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vmckpt.cli.options.arguments import TimeLimits, look_s, seconds_until
+from vmckpt.cli.options.arguments import TimeLimits, measure_s, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.options.declared import read
@@ -34,8 +34,8 @@ def test_wishes_are_taken() -> None:
         ({"max_downtime": "200"}, "'200' is not a duration", "200ms"),
         ({"finish_within": "1.5"}, "'1.5' is not a duration", "1.5s"),
         ({"max_downtime": "-1s"}, "'-1s' is not a duration", "300ms"),
-        ({"max_downtime": "0ms"}, "--max-downtime 0ms is no time at all", "--max-downtime 300ms"),
-        ({"finish_within": "0s"}, "--finish-within is no time at all", "--finish-within"),
+        ({"max_downtime": "0ms"}, "--max-downtime 0ms is too short", "--max-downtime 300ms"),
+        ({"finish_within": "0s"}, "--finish-within is too short", "--finish-within"),
         ({"max_downtime": "1h"}, "--max-downtime 1h is too long", "leave it out"),
         ({"max_slowdown": "20"}, "'20' is not a slowdown", "20%"),
         ({"max_slowdown": "120%"}, "'120%' is not a slowdown", "20%"),
@@ -100,4 +100,4 @@ def test_a_clock_that_is_put_forward_or_back_is_reckoned_with(
 @pytest.mark.parametrize("text", ["2", "100ms", "2h", "-1s", ""])
 def test_a_look_takes_a_time_that_can_be_measured(text: str) -> None:
     with pytest.raises(UsageError):
-        look_s(text)
+        measure_s(text)

@@ -11,8 +11,8 @@ from vmckpt.vm.domains.description import parse_xml, unreadable
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.replies import DomainSnapshot
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.domains.told import DomainSnapshot
 
 
 class LibvirtSnapshot(NamedTuple):

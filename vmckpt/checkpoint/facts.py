@@ -185,8 +185,8 @@ def _group(value: Any) -> dict[str, Any] | None:
         return None
     words = mapping(value)
     members = _texts(words["members"])
-    said = {"id": _text(words["id"]), "name": _text(words["name"]), "members": members}
-    return {**words, **said}
+    record = {"id": _text(words["id"]), "name": _text(words["name"]), "members": members}
+    return {**words, **record}
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {
@@ -268,14 +268,14 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
         raise UnknownFactsError("its disks or NICs are not those of its spec")
     if not all(MAC.fullmatch(mac.lower()) for mac in facts.macs):
         raise UnknownFactsError("its NICs have no MAC addresses")
-    for said, disk in zip(facts.disks, spec.disks, strict=True):
-        if (said.format, said.read_only) != (disk.format, disk.read_only):
+    for record, disk in zip(facts.disks, spec.disks, strict=True):
+        if (record.format, record.read_only) != (disk.format, disk.read_only):
             raise UnknownFactsError(f"disk {disk.path} has a format other than its spec's")
-        if said.size_bytes < 0:
+        if record.size_bytes < 0:
             raise UnknownFactsError(f"disk {disk.path} has no size")
-        if said.area is not None:
-            whole = -(-said.size_bytes // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
-            _require_area(manifest, said.area, whole, BLOCK_CHUNK_BYTES)
+        if record.area is not None:
+            whole = -(-record.size_bytes // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
+            _require_area(manifest, record.area, whole, BLOCK_CHUNK_BYTES)
 
 
 def _require_area(manifest: Manifest, name: str, size_bytes: int, chunk_bytes: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from vmckpt.checkpoint.catalogue.place import StoreLocation, own, parse_place
+from vmckpt.checkpoint.catalogue.location import StoreLocation, own, parse_location
 from vmckpt.codec import convert, require_within
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.foreign import MalformedError, parse
@@ -51,31 +51,31 @@ class History:
         self,
         checkpoint_id: str,
         host: Host,
-        place: str,
+        location: str,
         sequence: int | None = None,
         version: str = "",
     ) -> "History":
-        """The history after `host` took or restored a checkpoint in the store at `place`."""
+        """The history after `host` took or restored a checkpoint in the store at `location`."""
         largest = max(self.sequence, sequence or 0)
-        name = place
-        if not is_url(place):
-            if place == own(host).path:
+        name = location
+        if not is_url(location):
+            if location == own(host).path:
                 return History(checkpoint_id, self.stores, largest, version)
-            name = f"{host.name}:{place}"
+            name = f"{host.name}:{location}"
         others = tuple(one for one in self.stores if one != name)
         return History(checkpoint_id, (*others, name), largest, version)
 
-    def places(self, home: Host) -> Sequence[StoreLocation]:
+    def locations(self, home: Host) -> Sequence[StoreLocation]:
         """Where to search for a VM now on `home`, which may share a directory of another host."""
         found: list[StoreLocation] = []
         for text in self.stores:
             try:
-                place = parse_place(text)
-                found.append(place)
+                location = parse_location(text)
+                found.append(location)
             except NotFoundError:  # the host is no longer in the inventory
-                place = StoreLocation(home, text.partition(":")[2])
+                location = StoreLocation(home, text.partition(":")[2])
             except UsageError:  # a host recorded an invalid location
                 continue
-            if place.host is not None:
-                found.append(StoreLocation(home, place.path))
+            if location.host is not None:
+                found.append(StoreLocation(home, location.path))
         return found

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group.member import ALONE, FAILED, Alone, Member, joined
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
-from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import VmckptError
 from vmckpt.events.types import Note
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.processes.scheduling import session_has_waited
+from vmckpt.hosts.processes.scheduling import end_session_low_priority
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
 from vmckpt.sequence.steps import finish
@@ -40,7 +40,7 @@ STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAsked:
+class StoreRequest:
     """The store that a job uses, as its host sees it, and what the operator knows of it.
 
     `key`: the file with an encrypted store's secret (`secret.py`). `store_id`, `may_be_made`: see
@@ -64,7 +64,7 @@ class Take:
     `domain`: the UUID, if the VM is a libvirt domain.
     """
 
-    store: StoreAsked
+    store: StoreRequest
     wish: TakeOptions
     held_s: float | None = None
     domain: str = ""
@@ -77,7 +77,7 @@ class Restore:
     `is_domain`: into libvirt.
     """
 
-    store: StoreAsked
+    store: StoreRequest
     wish: RestoreOptions
     checkpoint: str
     known: str = ""
@@ -98,7 +98,7 @@ class Restore:
 class Fork:
     """Fork a checkpoint."""
 
-    store: StoreAsked
+    store: StoreRequest
     wish: fork.ForkOptions
 
 
@@ -116,23 +116,23 @@ class Forks:
 
 async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
     _begin()
-    asked, access = job.request, job.request.store.access()
+    request, access = job.request, job.request.store.access()
 
     def step(text: str) -> None:
         job.emit(Note(0.0, STEP, text))
 
-    if asked.domain:
+    if request.domain:
         from vmckpt.checkpoint.domains.take import take_domain
 
         return await take_domain(
-            job.host, asked.domain, asked.store.path, asked.wish, tell=step, access=access
+            job.host, request.domain, request.store.path, request.wish, tell=step, access=access
         )
     vm = await require_at_home(job.host, job.vm)
-    if asked.wish.kind == FILE:
-        return await take_whole(vm, asked.store.path, asked.wish, step, access)
-    async with _joined(job, asked.held_s) as member:
-        taken = await take.take(vm, asked.store.path, asked.wish, step, access, member=member)
-        member.say("committed", result=taken.to_json())
+    if request.wish.kind == FILE:
+        return await take_whole(vm, request.store.path, request.wish, step, access)
+    async with _joined(job, request.held_s) as member:
+        taken = await take.take(vm, request.store.path, request.wish, step, access, member=member)
+        member.send("committed", result=taken.to_json())
     return taken
 
 
@@ -143,7 +143,7 @@ async def _restore(job: Job[Restore, Restored]) -> None:
         def running(restored: Restored) -> None:
             job.tell(restored, is_final=restored.settled)
             if restored.settled:
-                member.say("settled", result=asdict(restored))
+                member.send("settled", result=asdict(restored))
 
         source = job.request.source
         if job.request.is_domain:
@@ -163,14 +163,14 @@ async def _restore_disks(
 
 async def _fork(job: Job[Fork, Forks]) -> Forks:
     _begin()
-    asked = job.request
-    secret = taken_from(asked.store.key)
-    forks = await fork.fork(job.host, asked.store.path, asked.wish, secret, run=job.run)
+    request = job.request
+    secret = taken_from(request.store.key)
+    forks = await fork.fork(job.host, request.store.path, request.wish, secret, run=job.run)
     return Forks(tuple(forks))
 
 
 def _begin() -> None:
-    asyncio.get_running_loop().call_later(MOST_LAST_S, session_has_waited)
+    asyncio.get_running_loop().call_later(MOST_LAST_S, end_session_low_priority)
     forget_old_secrets(time.time())
 
 
@@ -184,20 +184,20 @@ async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Mem
         try:
             yield member
         except (VmckptError, OSError) as exc:
-            member.say(FAILED, error=pack_error(exc, job.host.name))
+            member.send(FAILED, error=pack_error(exc, job.host.name))
             raise
 
 
-async def _let_output_go(job: Job[Take, Any] | Job[Restore, Any]) -> None:
+async def _release_output(job: Job[Take, Any] | Job[Restore, Any]) -> None:
     """Recovery: release held output. `_released` does the rest."""
     vm = await read_vm(job.host, job.vm)
     if vm is not None and job.request.held_s:
-        await recover.let_output_go(vm)
+        await recover.release_output(vm)
 
 
 @asynccontextmanager
 async def _released(
-    job: Job[Any, Any], store: StoreAsked, names: Iterable[str]
+    job: Job[Any, Any], store: StoreRequest, names: Iterable[str]
 ) -> AsyncIterator[None]:
     """On exit remove the secret, and finish or undo interrupted work on the VMs.
 
@@ -221,7 +221,7 @@ async def _takes(
             yield JobWorker(partial(_take, job), partial(_settle_domain, job))
         return
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_take, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_take, job), partial(_release_output, job))
 
 
 async def _settle_domain(job: Job[Take, Any]) -> None:
@@ -235,7 +235,7 @@ async def _settle_domain(job: Job[Take, Any]) -> None:
 async def _restores(
     job: Job[Restore, Restored],
 ) -> AsyncIterator[JobWorker[Restored]]:
-    undo = _settle_restores if job.request.is_domain else _let_output_go
+    undo = _settle_restores if job.request.is_domain else _release_output
     async with _released(job, job.request.store, [job.vm]):
         yield JobWorker(partial(_restore, job), partial(undo, job))
 
@@ -252,7 +252,7 @@ async def _restores_disks(
     job: Job[Restore, restore_disks.DisksRestored],
 ) -> AsyncIterator[JobWorker[restore_disks.DisksRestored]]:
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_restore_disks, job), partial(_let_output_go, job))
+        yield JobWorker(partial(_restore_disks, job), partial(_release_output, job))
 
 
 @asynccontextmanager

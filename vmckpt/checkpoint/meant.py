@@ -6,7 +6,7 @@ one, may be the only one that does. It would receive the VM, or the secret of th
 
 from functools import partial
 
-from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
+from vmckpt.checkpoint.catalogue.location import Key, StoreLocation, opened
 from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
@@ -37,24 +37,24 @@ async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
         raise _another(manifest.vm, host, others.silent)
 
 
-async def require_meant_to_take(vm: Vm, place: StoreLocation, key: Key) -> None:
-    """Check before `vm`'s host receives the secret of the encrypted store at `place`.
+async def require_meant_to_take(vm: Vm, location: StoreLocation, key: Key) -> None:
+    """Check before `vm`'s host receives the secret of the encrypted store at `location`.
 
     Raises RefusedError if it is not the VM whose checkpoints are there, and a host that does not
     answer may have that one; and what opening the store raises.
     """
     identity = await read_identity(vm.host, vm.directory)
-    await require_meant(vm.name, vm.host, identity, place, key)
+    await require_meant(vm.name, vm.host, identity, location, key)
 
 
 async def require_meant(
-    name: str, host: Host, identity: str | None, place: StoreLocation, key: Key
+    name: str, host: Host, identity: str | None, location: StoreLocation, key: Key
 ) -> None:
     """As `require_meant_to_take`, for a VM of that identity."""
     others = await _elsewhere(name, host)
     if not others.silent:
         return
-    async with opened(place, key) as store:
+    async with opened(location, key) as store:
         known = await in_thread(partial(_ids_of, store, name))
     if known and identity not in known:
         raise _another(name, host, others.silent)

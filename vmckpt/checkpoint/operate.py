@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.checkpoint import take
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import (
+from vmckpt.checkpoint.catalogue.location import (
     StoreLocation,
     access_to,
     own,
-    parse_place,
+    parse_location,
     remember_made,
 )
 from vmckpt.checkpoint.catalogue.tree import OriginShown
@@ -31,15 +30,16 @@ from vmckpt.checkpoint.jobs import (
     Forks,
     Recover,
     Restore,
-    StoreAsked,
+    StoreRequest,
     Take,
     end_what_is_cut_off,
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.restore import fork
-from vmckpt.checkpoint.restore.asked import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.foreign import wanted
+from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.whole import require_savable
@@ -51,7 +51,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.events.types import Event, Note, unheard
+from vmckpt.events.types import Event, Note, ignore_event
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import all_hosts
@@ -78,7 +78,7 @@ POLL_S = 0.05
 
 
 class StoreJob(NamedTuple, Generic[Q, R]):
-    """A job to run on a host; `access` opens the store at `place`. `held_s`: see `jobs.Take`.
+    """A job to run on a host; `access` opens the store at `location`. `held_s`: see `jobs.Take`.
 
     `on_start` receives the run id before the job receives its request, so that every job that has
     done anything is recorded. `is_new`: it makes the VM.
@@ -87,8 +87,8 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     kind: JobKind[Q, R]
     host: Host
     vm: str
-    request: Callable[[StoreAsked, float | None], Q]
-    place: StoreLocation
+    request: Callable[[StoreRequest, float | None], Q]
+    location: StoreLocation
     access: Access
     held_s: float | None = None
     on_start: Callable[[str], None] = lambda _: None
@@ -113,30 +113,30 @@ async def taking(
     vm: Vm, given: str | None, options: TakeOptions, key: KeySource | None = None
 ) -> StoreJob[Take, TakenCheckpoint]:
     """The job that takes a checkpoint. Raises RefusedError, NotFoundError, HostDownError."""
-    place = store_of(vm.name, vm.host, given)
+    location = store_of(vm.name, vm.host, given)
     await (require_savable(vm) if options.kind == FILE else take.require_capturable(vm))
-    access = await access_to(place, key, to_write=True, named=given is not None)
+    access = await access_to(location, key, to_write=True, named=given is not None)
     if access.secret is not None:
-        await require_meant_to_take(vm, place, key)
+        await require_meant_to_take(vm, location, key)
     site_key = await in_thread(partial(run_key, state_dir(), vm.name))
     options = replace(options, site_key=site_key)
 
-    def request(store: StoreAsked, held_s: float | None) -> Take:
+    def request(store: StoreRequest, held_s: float | None) -> Take:
         return Take(store, options, held_s)
 
-    return StoreJob(CHECKPOINT, vm.host, vm.name, request, place, access)
+    return StoreJob(CHECKPOINT, vm.host, vm.name, request, location, access)
 
 
 def store_of(name: str, host: Host, given: str | None) -> StoreLocation:
     """The store for a checkpoint of a VM on `host`. Raises RefusedError: it does not see it."""
-    place = parse_place(given, host) if given else own(host)
-    if place.host is not None and not _same_machine(place.host, host):
+    location = parse_location(given, host) if given else own(host)
+    if location.host is not None and not _same_machine(location.host, host):
         raise RefusedError(
-            f"{host.name} does not see the store {place.label}",
-            why=f"it is a directory of {place.host.name}, and '{name}' is on {host.name}",
-            remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
+            f"{host.name} does not see the store {location.label}",
+            why=f"it is a directory of {location.host.name}, and '{name}' is on {host.name}",
+            remedy=f"take it into a store there, then: vmckpt store copy {location.label}",
         )
-    return place
+    return location
 
 
 async def restore_to(
@@ -186,14 +186,14 @@ async def _restoring(
         await _end_what_is_cut_off(host, name)
     else:
         await require_unused([name], host, all_hosts())
-    place = await _seen_from(host, entry)
-    access = await access_to(place, key)
+    location = await _seen_from(host, entry)
+    access = await access_to(location, key)
     known, is_foreign = await _standing(entry, trust=options.trust)
 
-    def request(store: StoreAsked, held_s: float | None) -> Restore:
+    def request(store: StoreRequest, held_s: float | None) -> Restore:
         return Restore(store, options, entry.id, known, is_foreign, held_s, is_domain)
 
-    return StoreJob(kind, host, name, request, place, access, is_new=not options.in_place)
+    return StoreJob(kind, host, name, request, location, access, is_new=not options.in_place)
 
 
 async def _require_domain_restorable(
@@ -221,15 +221,15 @@ async def fork_on(
 ) -> Forks:
     """Fork a checkpoint on the host; returns the outcome of each fork."""
     await require_unused(options.names, host, all_hosts())
-    place = await _seen_from(host, entry)
-    access = await access_to(place, key)
+    location = await _seen_from(host, entry)
+    access = await access_to(location, key)
     known, is_foreign = await _standing(entry, trust=options.trust)
     options = replace(options, known=known, is_foreign=is_foreign)
 
-    def request(store: StoreAsked, _held_s: float | None) -> Fork:
+    def request(store: StoreRequest, _held_s: float | None) -> Fork:
         return Fork(store, options)
 
-    return await have_done(StoreJob(FORK, host, options.name, request, place, access), tell)
+    return await have_done(StoreJob(FORK, host, options.name, request, location, access), tell)
 
 
 async def standing(entry: CatalogueEntry) -> OriginShown:
@@ -269,7 +269,7 @@ async def recover_there(host: Host, name: str) -> None:
     job = await begin(RECOVER, host, new_run())
     try:
         await job.give(name, Recover())
-        await job.outcome(unheard)
+        await job.outcome(ignore_event)
     finally:
         await finish(job.remove())
 
@@ -309,8 +309,10 @@ async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
 
     Raises RefusedError.
     """
-    remote = [place for place in entry.places if place.host is None]
-    paths = dict.fromkeys([own(host).path, *(p.path for p in entry.places if p.host is not None)])
+    remote = [location for location in entry.locations if location.host is None]
+    paths = dict.fromkeys(
+        [own(host).path, *(p.path for p in entry.locations if p.host is not None)]
+    )
     for path in paths:
         # Recognize a directory that hosts share by its content.
         if await host.exists(Path(path) / CHECKPOINTS / entry.id):
@@ -321,9 +323,9 @@ async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
         return remote[0]
     raise RefusedError(
         f"{host.name} does not see checkpoint '{entry.name}'",
-        why=f"it is in {' and '.join(place.label for place in entry.places)}",
+        why=f"it is in {' and '.join(location.label for location in entry.locations)}",
         remedy="copy it there first: "
-        f"vmckpt store copy {host.name}: {entry.id[:12]} --store {entry.place.label}",
+        f"vmckpt store copy {host.name}: {entry.id[:12]} --store {entry.location.label}",
     )
 
 
@@ -343,7 +345,7 @@ async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
         job = await begin(work.kind, host, run, last=last)
         try:
             found = work.access
-            store = StoreAsked(work.place.path, key_path, found.store_id, found.may_be_made)
+            store = StoreRequest(work.location.path, key_path, found.store_id, found.may_be_made)
             work.on_start(run)
             await job.give(work.vm, work.request(store, work.held_s))
         except BaseException:
@@ -352,7 +354,7 @@ async def begun(work: StoreJob[Q, R]) -> AsyncIterator[Handle[Q, R]]:
         yield job
     if work.access.may_be_made:
         with suppress(HostDownError, StorageError):  # the next command that uses it remembers it
-            await remember_made(work.place)
+            await remember_made(work.location)
 
 
 async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
@@ -391,7 +393,7 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
         return
     lock = lock_path(work.host.state_dir, work.vm)
     while await work.host.lock_owner(lock) is None:
-        if await job.told() is not None:
+        if await job.outcome_so_far() is not None:
             return
         await asyncio.sleep(POLL_S)
     try:
@@ -416,8 +418,8 @@ async def _given_up(
 
 
 async def _has_made_it(job: Handle[Any, Any]) -> bool:
-    told = await job.told()
-    return told is not None and told.result is not None
+    outcome = await job.outcome_so_far()
+    return outcome is not None and outcome.result is not None
 
 
 def _what(work: StoreJob[Any, Any]) -> str:

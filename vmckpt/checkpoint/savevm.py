@@ -8,7 +8,7 @@ from typing import Any
 from vmckpt.deadlines import poll
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
-from vmckpt.events.types import Emit, JobProgress, heard_or_not
+from vmckpt.events.types import Emit, JobProgress, unless_gone
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.preflight.finding import require
 from vmckpt.preflight.passthrough import saved_whole_checks
@@ -175,10 +175,10 @@ async def _run_job(
 
     Only query-jobs has the errors: the command that starts a job always answers {}.
     """
-    began_s, show = time.monotonic(), heard_or_not(emit)
+    began_s, show = time.monotonic(), unless_gone(emit)
     await begin
 
-    async def look() -> QemuJob:
+    async def query() -> QemuJob:
         # QEMU does not answer while it saves or loads, however long that takes; if it dies, it
         # hangs up.
         jobs = await commands.query_jobs(monitor, timeout_s=None)
@@ -192,7 +192,7 @@ async def _run_job(
         show(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
         return job
 
-    job = await poll(look, lambda job: job.concluded, every_s=POLL_S)
+    job = await poll(query, lambda job: job.concluded, every_s=POLL_S)
     await commands.job_dismiss(monitor, job_id)
     if job.error:
         raise OperationFailedError(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from vmckpt.hosts.processes.scheduling import come_last
+from vmckpt.hosts.processes.scheduling import low_priority
 
 T = TypeVar("T")
 
@@ -25,5 +25,5 @@ class StoreThread:
 @asynccontextmanager
 async def store_thread(*, last: bool = False) -> AsyncIterator[StoreThread]:
     """The thread, for the block. `last`: run it at the lowest scheduling priority."""
-    with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
+    with ThreadPoolExecutor(1, "store", initializer=low_priority if last else None) as pool:
         yield StoreThread(pool)

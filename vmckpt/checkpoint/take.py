@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.catalogue.place import open_or_create
+from vmckpt.checkpoint.catalogue.location import open_or_create
 from vmckpt.checkpoint.facts import (
     DEVICES,
     EPOCH,
@@ -30,6 +29,7 @@ from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import StoreThread, store_thread
 from vmckpt.devices.absence import without_devices
 from vmckpt.epoch.capture import Capture, Pausing, capturing
@@ -75,7 +75,7 @@ async def require_capturable(vm: Vm) -> None:
 
 async def take(
     vm: Vm,
-    place: str,
+    location: str,
     options: TakeOptions,
     tell: Callable[[str], None],
     access: Access,
@@ -84,8 +84,9 @@ async def take(
 ) -> TakenCheckpoint:
     """Take it; the guest continues in any case.
 
-    `access` opens the store at `place`. A `member` is taken together with the others of its group.
-    Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it remains.
+    `access` opens the store at `location`. A `member` is taken together with the others of its
+    group. Raises RefusedError, BusyError, StorageError, OperationFailedError: then nothing of it
+    remains.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
@@ -99,7 +100,7 @@ async def take(
                 work = Taking(now, monitor, options, store_calls, tell)
                 work.join(member, tell_guard)
                 return await without_devices(
-                    now, monitor, options.name, tell, lambda: work.take(place, access)
+                    now, monitor, options.name, tell, lambda: work.take(location, access)
                 )
 
 
@@ -171,9 +172,9 @@ class Taking:
         """Take it together with the other members of a group, if any."""
         self._member, self._tell_guard = member, tell_guard
 
-    async def take(self, place: str, access: Access) -> TakenCheckpoint:
-        """Take the checkpoint into the store at `place`."""
-        store = await self._store_calls(partial(open_or_create, place, access))
+    async def take(self, location: str, access: Access) -> TakenCheckpoint:
+        """Take the checkpoint into the store at `location`."""
+        store = await self._store_calls(partial(open_or_create, location, access))
         try:
             return await self._take(store)
         finally:
@@ -227,7 +228,7 @@ class Taking:
         with suppress(StorageError, UsageError):  # unknown: the next one reads disks as a whole
             version = (await self._store_calls(partial(_versions, store))).get(manifest.id, "")
         now = history.then(
-            manifest.id, self._vm.host, store.place, manifest.sequence, version=version
+            manifest.id, self._vm.host, store.location, manifest.sequence, version=version
         )
         try:
             await self._vm.host.write_text(self._vm.directory.point, now.text)
@@ -272,7 +273,7 @@ class Taking:
             return origin._replace(id=new_id())
         if wanted in await self._store_calls(store.ids):
             raise RefusedError(
-                f"checkpoint {wanted} is there already",
+                f"checkpoint {wanted} exists already",
                 why="an earlier request has taken it",
                 remedy="there is nothing to do: see `vmckpt checkpoint show`",
             )
@@ -339,7 +340,7 @@ class Taking:
                 waiting = await memory.spilled(waiting)
 
             await self._member.all_prepared(keep_up)  # still at low priority: guests run as before
-            with self._member.prompt():
+            with self._member.high_priority():
                 self._tell("pausing the guest")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.epoch.capture import all_done, resume
@@ -41,12 +41,12 @@ from vmckpt.units import format_duration, format_rate, format_size
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
 # Device state and ROMs, and the time to write them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
 PROBE_BYTES = 32 << 20
-FINISH_S, LOOK_S, POLL_S = 30.0, 1.0, 0.005
+FINISH_S, CHECK_S, POLL_S = 30.0, 1.0, 0.005
 # QEMU must answer while it saves, and little must be left at the end.
 LIMITS = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
 _FD_NAME = "vmckpt-saved"
@@ -59,7 +59,7 @@ async def require_savable(vm: Vm) -> None:
 
 
 async def take_whole(
-    vm: Vm, place: str, options: TakeOptions, tell: Callable[[str], None], access: Access
+    vm: Vm, location: str, options: TakeOptions, tell: Callable[[str], None], access: Access
 ) -> TakenCheckpoint:
     """Save it; the guest continues in any case. `options.max_pause_s` of 0: no limit.
 
@@ -76,7 +76,7 @@ async def take_whole(
             taking = _TakingWhole(now, monitor, options, store_calls, tell)
             taking.file = file
             try:
-                return await taking.take(place, access)
+                return await taking.take(location, access)
             finally:
                 file.unlink(missing_ok=True)
 
@@ -159,7 +159,7 @@ class _TakingWhole(Taking):
         with self._monitor.events("MIGRATION") as events:
             try:
                 await commands.stop(self._monitor)
-                let_write_here(self._vm.qemu.files, self.file)
+                grant_write(self._vm.qemu.files, self.file)
                 uri = f"file:{self.file}" if mapped else f"fd:{_FD_NAME}"
                 await commands.migrate(self._monitor, uri)
                 await self._saved(events)
@@ -175,7 +175,7 @@ class _TakingWhole(Taking):
     async def _saved(self, events: Any) -> None:
         """Wait until all is written. Raises OperationFailedError."""
         while True:
-            event = await events.next(LOOK_S)
+            event = await events.next(CHECK_S)
             found = await commands.query_migrate(self._monitor, timeout_s=FINISH_S)
             status = event["data"]["status"] if event else found.status
             if status == "completed":

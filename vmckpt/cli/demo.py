@@ -54,8 +54,8 @@ async def _move_under_load(lab: Lab, guest: LabGuest) -> None:
     client = await guest.key_value(lab)
     moved = asyncio.Event()
     asking = asyncio.ensure_future(_keep_asking(client, moved))
-    for target, method in (("lab-b", "auto"), ("lab-a", "postcopy")):
-        words = ["migrate", "demo", target, "--method", method]
+    for destination, method in (("lab-b", "auto"), ("lab-a", "postcopy")):
+        words = ["migrate", "demo", destination, "--method", method]
         if not await asyncio.to_thread(_command, *words, "--dry-run", may_fail=True):
             _say("That is refused, for the reason above; let it choose a method by itself.")
             words = words[:3]
@@ -80,13 +80,13 @@ async def _keep_asking(client: KvClient, until: asyncio.Event) -> tuple[int, flo
     """Answers checked until the event, and the longest wait for one, seconds."""
     answers, longest_s = 0, 0.0
     while not until.is_set():
-        asked_s = time.monotonic()
+        sent_s = time.monotonic()
         answers += 1
         if await client.incr("demo") != answers:
             raise OperationFailedError(
                 "the guest forgot an answer", why="its counter went back", remedy="report this"
             )
-        longest_s = max(longest_s, time.monotonic() - asked_s)
+        longest_s = max(longest_s, time.monotonic() - sent_s)
         await asyncio.sleep(0.005)
     return answers, longest_s
 

@@ -8,7 +8,7 @@ from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
-from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
+from vmckpt.cli.stop_requests import StopRequestedError, listen, listen_no_more
 from vmckpt.state.config_files import are_there
 
 # Imports create tens of thousands of permanent objects: collecting garbage among them took a
@@ -33,11 +33,11 @@ def start() -> None:
     plain = _plain(sys.argv[1:])
     try:
         code = _done(plain) if plain else _run(with_defaults=not is_recovery)
-    except AskedToStopError as asked:
+    except StopRequestedError as stop:
         listen_no_more()
-        from vmckpt.cli.main import told
+        from vmckpt.cli.main import report
 
-        code = told(asked)
+        code = report(stop)
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -79,9 +79,9 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             return partial(echo, interface, mac, address, Path(lock), run, Path(out))
         case ["job", kind, directory, *rest] if _JOB_OPTIONS.issuperset(rest):
             if "--last" in rest:
-                from vmckpt.hosts.processes.scheduling import session_comes_last
+                from vmckpt.hosts.processes.scheduling import session_low_priority
 
-                session_comes_last()  # first: everything else is work too
+                session_low_priority()  # first: everything else is work too
             from vmckpt.cli.hidden.job import job
 
             detail = ("-v" in rest) + 2 * ("-vv" in rest)
@@ -102,9 +102,9 @@ def _done(plain: Callable[[], None]) -> int:
     try:
         plain()
     except Exception as exc:  # noqa: BLE001 - any error is reported
-        from vmckpt.cli.main import told
+        from vmckpt.cli.main import report
 
-        return told(exc)
+        return report(exc)
     finally:
         end_running()
     return 0

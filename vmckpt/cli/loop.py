@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from vmckpt.cli.asked import AskedToStopError, signals
+from vmckpt.cli.stop_requests import StopRequestedError, signals
 from vmckpt.ui.colour import coloured
 from vmckpt.ui.shown import lines, one_line
 from vmckpt.ui.verbosity import is_quiet
@@ -54,9 +54,9 @@ async def _supervised(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancelled_by_signals(
-    work: Coroutine[Any, Any, T], asked: Callable[[], None] = lambda: None
+    work: Coroutine[Any, Any, T], on_signal: Callable[[], None] = lambda: None
 ) -> T:
-    """Run `work` as a task that a signal cancels, and `asked` with it.
+    """Run `work` as a task that a signal cancels, and `on_signal` with it.
 
     Not left to asyncio, whose own handler wakes no loop when another thread gets the signal.
     """
@@ -65,7 +65,7 @@ async def _cancelled_by_signals(
 
     def cancel() -> None:
         task.cancel()
-        asked()
+        on_signal()
 
     before = {number: signal.getsignal(number) for number in signals()}
     for number in before:
@@ -94,7 +94,7 @@ def end_running() -> None:
     if runner is not None:
         from vmckpt.hosts.inventory.inventory import close_connections
 
-        with suppress(AskedToStopError):
+        with suppress(StopRequestedError):
             while _at_end:
                 runner.run(_at_end.pop()())
             runner.run(close_connections())

@@ -17,9 +17,9 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from vmckpt import __version__
-from vmckpt.cli.asked import AskedToStopError
 from vmckpt.cli.options.listing import asks_for_json
 from vmckpt.cli.output import end_running, print_error
+from vmckpt.cli.stop_requests import StopRequestedError
 from vmckpt.cli.tree.defaults import default_map
 from vmckpt.cli.tree.renamed import renamed
 from vmckpt.cli.tree.verbosity import add_verbosity
@@ -219,7 +219,7 @@ def main(*, with_defaults: bool = True) -> int:
             found = default_map(command, (*COMMANDS, *NOUNS))
         code = command(words, "vmckpt", standalone_mode=False, default_map=found)
     except Exception as exc:  # noqa: BLE001 - any error is reported
-        code = told(exc)
+        code = report(exc)
     finally:
         end_running()
     return code if isinstance(code, int) else 0
@@ -246,14 +246,14 @@ def _require_text(words: Sequence[str]) -> None:
             ) from exc
 
 
-def told(error: Exception | AskedToStopError) -> int:
+def report(error: Exception | StopRequestedError) -> int:
     """Tell what a command ended with; the exit code."""
     # What follows `--` is another program's command line.
     as_json = asks_for_json(list(takewhile(lambda word: word != "--", sys.argv)))
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)
-        case click.exceptions.Abort() | AskedToStopError():
+        case click.exceptions.Abort() | StopRequestedError():
             cancelled = CancelledByUserError(
                 "cancelled",
                 why="asked to stop",
@@ -274,7 +274,7 @@ def told(error: Exception | AskedToStopError) -> int:
             storage = StorageError(
                 f"cannot use {error.filename or 'a file'}",
                 why=error.strerror or str(error),
-                remedy="check that it is there, its rights, and free space",
+                remedy="check that it exists, its permissions, and free space",
             )
             return print_error(storage, as_json=as_json)
         case _:  # anything else is a bug of ours, reported as one

@@ -35,13 +35,13 @@ class HookPhase(StrEnum):
 
 
 # Each with the phase that undoes it, while the device is plugged in.
-WAY_OUT = {
+PHASES_OUT = {
     HookPhase.QUIESCE: HookPhase.ABORT,
     HookPhase.LOCK: HookPhase.RESUME,
     HookPhase.CHECKPOINT: HookPhase.RESTORE,
     HookPhase.RELEASE: HookPhase.REATTACH,
 }
-WAY_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
+PHASES_BACK = (HookPhase.REATTACH, HookPhase.RESTORE, HookPhase.RESUME)
 # Moving a card's content takes time in proportion to its size: 80 GB at 3 GB/s are 27 s.
 LIMITS_S = {
     HookPhase.PREFLIGHT: 30,
@@ -96,8 +96,10 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
     """The hook's answer, also if it does not follow the contract."""
     last = _last_object(out)
     if last is None:
-        said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
-        why = f"it ended with {returncode} and did not answer{f': {said[-400:]}' if said else ''}"
+        output = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
+        why = (
+            f"it ended with {returncode} and did not answer{f': {output[-400:]}' if output else ''}"
+        )
         return HookAnswer(False, why, BY_HAND)
     try:
         return _answer(convert(_HookWords, last), returncode)
@@ -105,16 +107,16 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
         return HookAnswer(False, f"its answer is malformed: {exc}", BY_HAND)
 
 
-def _answer(said: _HookWords, returncode: int) -> HookAnswer:
-    restarted = said.restarted or ()
-    if not said.ok or returncode != 0:
-        why = said.why or f"it ended with {returncode} and does not say why"
-        return HookAnswer(False, why, said.remedy or "", restarted=restarted, from_guest=True)
+def _answer(output: _HookWords, returncode: int) -> HookAnswer:
+    restarted = output.restarted or ()
+    if not output.ok or returncode != 0:
+        why = output.why or f"it ended with {returncode} and does not say why"
+        return HookAnswer(False, why, output.remedy or "", restarted=restarted, from_guest=True)
     return HookAnswer(
         True,
-        device_bytes=said.device_bytes or 0,
+        device_bytes=output.device_bytes or 0,
         restarted=restarted,
-        notes=said.notes or (),
+        notes=output.notes or (),
     )
 
 

@@ -6,7 +6,7 @@ from vmckpt.vm.passthrough.cards import cards_of_vm
 from vmckpt.vm.passthrough.plug import plug, reserve
 
 
-async def prepare_devices(vm: Vm, target: QemuAccess) -> None:
+async def prepare_devices(vm: Vm, destination: QemuAccess) -> None:
     """Reserve an equal free card on the destination for each device, and plug in those that QEMU
     moves.
 
@@ -14,6 +14,6 @@ async def prepare_devices(vm: Vm, target: QemuAccess) -> None:
     """
     devices = vm.spec.passthrough
     ours = await cards_of_vm(vm.host, vm.qemu.files)
-    await reserve(target.host, target.files, devices, ours)
+    await reserve(destination.host, destination.files, devices, ours)
     moved = [device for device in devices if not device.strategy.detaches]
-    await plug(target.host, target.files, await target.monitor(), moved)
+    await plug(destination.host, destination.files, await destination.monitor(), moved)

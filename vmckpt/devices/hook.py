@@ -12,7 +12,7 @@ from vmckpt.vm.passthrough.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
 if TYPE_CHECKING:
-    from vmckpt.devices.ways import GuestRunner
+    from vmckpt.devices.runners import GuestRunner
 
 # How long to wait for a killed agent's successor, or a guest that has just arrived; and for each of
 # an agent's answers, doubled at each try: so one that is always slow is heard eventually.
@@ -65,16 +65,16 @@ class GuestHook(NamedTuple):
     async def _outlasting(self, phase: HookPhase) -> HookAnswer:
         """Run the phase; start it again if the connection to the guest is lost meanwhile."""
         # Imported here, since only VMs with devices need them.
-        from vmckpt.devices.ways import ways_into
+        from vmckpt.devices.runners import runners_of
         from vmckpt.qemu.agent import NoProgramError
 
         limit_s = self.device.limits_s.get(phase, LIMITS_S[phase])
         patience_s, lost_s = PATIENCE_S, None
         while True:
             reasons, final = [], True
-            for way in ways_into(self.host, self.files, self.device.ssh, patience_s):
+            for runner in runners_of(self.host, self.files, self.device.ssh, patience_s):
                 try:
-                    return await self._once(way, phase, limit_s)
+                    return await self._once(runner, phase, limit_s)
                 except NoProgramError as exc:
                     reasons.append(f"{exc.what}: {exc.why}")
                 except (HostDownError, OperationFailedError) as exc:
@@ -91,11 +91,11 @@ class GuestHook(NamedTuple):
             patience_s *= 2
             await asyncio.sleep(BETWEEN_S)
 
-    async def _once(self, way: "GuestRunner", phase: HookPhase, limit_s: int) -> HookAnswer:
+    async def _once(self, runner: "GuestRunner", phase: HookPhase, limit_s: int) -> HookAnswer:
         # The guest's own `timeout` ends it: nothing else could if the connection is lost.
         argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
-        told = request(self.device.id, self.run, limit_s)
-        done = await way.run(argv, told, limit_s + GRACE_S)
+        message = request(self.device.id, self.run, limit_s)
+        done = await runner.run(argv, message, limit_s + GRACE_S)
         if done is None or done.returncode in KILLED:
             remedy = f"give it more: limits_s = {{ {phase} = N }} in the spec"
             return HookAnswer(False, f"it was not done within {limit_s} s", remedy)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from vmckpt.devices.contract import WAY_BACK, WAY_OUT, HookPhase
+from vmckpt.devices.contract import PHASES_BACK, PHASES_OUT, HookPhase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.errors import (
     HostDownError,
@@ -32,7 +32,7 @@ TRIES = 3
 UNPLUG, PLUG = "unplug", "plug"
 HOOK = "hook-"
 # The steps of an operation, in order.
-STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
+STEPS_OUT = (*(f"{HOOK}{phase}" for phase in PHASES_OUT), UNPLUG)
 BRING_BACK = "bring-back"
 
 
@@ -82,12 +82,12 @@ class Journey:
     @property
     def out_s(self) -> float:
         """How long the way out took."""
-        return self._sum(*WAY_OUT, UNPLUG)
+        return self._sum(*PHASES_OUT, UNPLUG)
 
     @property
     def back_s(self) -> float:
         """How long the return took."""
-        return self._sum(PLUG, *WAY_BACK)
+        return self._sum(PLUG, *PHASES_BACK)
 
     def _sum(self, *phases: str) -> float:
         return round(sum(self._took_s.get(phase, 0.0) for phase in phases), 4)
@@ -100,7 +100,7 @@ class Journey:
         if not self._devices:
             return ()
         return (
-            *(self._hook_step(source, phase, back) for phase, back in WAY_OUT.items()),
+            *(self._hook_step(source, phase, back) for phase, back in PHASES_OUT.items()),
             Step(UNPLUG, lambda: self.unplug(source), lambda: self.plug_back(source)),
         )
 
@@ -111,7 +111,7 @@ class Journey:
             lambda: self.phase(source, back, tries=TRIES),
         )
 
-    async def phase(self, place: QemuAccess, phase: HookPhase, *, tries: int = 1) -> None:
+    async def phase(self, access: QemuAccess, phase: HookPhase, *, tries: int = 1) -> None:
         """Run a phase in every hook, one after another: a guest's agent has one client at a time.
 
         Raises HookFailedError for the first that fails; on the return the others run it all the
@@ -120,9 +120,9 @@ class Journey:
         began_s, failed = time.monotonic(), list[HookFailedError]()
         for device in self._devices:
             try:
-                await self._one(place, device, phase, tries)
+                await self._one(access, device, phase, tries)
             except HookFailedError as exc:
-                if phase in WAY_OUT:
+                if phase in PHASES_OUT:
                     raise
                 failed.append(exc)
         if failed:
@@ -130,9 +130,11 @@ class Journey:
         self._took(phase, began_s)
 
     async def _one(
-        self, place: QemuAccess, device: Passthrough, phase: HookPhase, tries: int
+        self, access: QemuAccess, device: Passthrough, phase: HookPhase, tries: int
     ) -> None:
-        answer = await GuestHook(place.host, place.files, device, self._run).do(phase, tries=tries)
+        answer = await GuestHook(access.host, access.files, device, self._run).do(
+            phase, tries=tries
+        )
         if phase is HookPhase.CHECKPOINT:
             self.device_bytes += answer.device_bytes
         for job in answer.restarted:
@@ -156,7 +158,7 @@ class Journey:
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
         self._took(UNPLUG, began_s)
 
-    async def plug(self, place: QemuAccess) -> None:
+    async def plug(self, access: QemuAccess) -> None:
         """Plug in every device. Raises RefusedError, OperationFailedError.
 
         The error is the first one's that cannot be plugged in; the others are, all the same.
@@ -164,7 +166,7 @@ class Journey:
         began_s, failed = time.monotonic(), list[VmckptError]()
         for device in self._devices:
             try:
-                await plug.plug(place.host, place.files, await place.monitor(), [device])
+                await plug.plug(access.host, access.files, await access.monitor(), [device])
             except (RefusedError, OperationFailedError) as exc:
                 failed.append(exc)
             except (OutcomeUnknownError, HostDownError) as exc:
@@ -173,54 +175,54 @@ class Journey:
             raise failed[0]
         self._took(PLUG, began_s)
 
-    async def plug_back(self, place: QemuAccess) -> None:
+    async def plug_back(self, access: QemuAccess) -> None:
         """Plug in every device, once no request to the guest to release one is pending.
 
         A silent guest that was asked may release the device at any time: it is given time for that.
         """
         if not self._refused:
             try:
-                await self.unplug(place)
+                await self.unplug(access)
             except VmckptError as exc:
                 self._note("unplug", f"{exc.what}: {exc.why}")
-        await self._persist(lambda: self.plug(place))
+        await self._persist(lambda: self.plug(access))
 
-    async def recover(self, place: QemuAccess, step: str) -> None:
+    async def recover(self, access: QemuAccess, step: str) -> None:
         """Recovery after a process died in `step`: plug the devices in and resume their jobs.
 
         A guest that was asked to release a device may do so at any time. So the unplugging is
         completed first, which is safe at any stage of the return. Raises as `abort` does.
         """
-        if step not in STEPS_OUT[:-1] and await self._any_plugged(place):
+        if step not in STEPS_OUT[:-1] and await self._any_plugged(access):
             try:
-                for phase in WAY_OUT:
-                    await self.phase(place, phase)
-                await self.unplug(place)
+                for phase in PHASES_OUT:
+                    await self.phase(access, phase)
+                await self.unplug(access)
             except VmckptError as exc:
                 self._note("unplug", f"{exc.what}: {exc.why}")
-        await self.abort(place)
+        await self.abort(access)
 
-    async def _any_plugged(self, place: QemuAccess) -> bool:
-        return bool(self.ids & await hotplug.plugged(await place.monitor()))
+    async def _any_plugged(self, access: QemuAccess) -> bool:
+        return bool(self.ids & await hotplug.plugged(await access.monitor()))
 
-    async def bring_back(self, place: QemuAccess) -> None:
+    async def bring_back(self, access: QemuAccess) -> None:
         """Plug, reattach, restore, resume: whatever is left to do.
 
         If a hook cannot, it is asked to abort, which resumes the jobs by any means. Raises
         HookFailedError, RefusedError, OperationFailedError: the jobs do not run.
         """
-        await self._persist(lambda: self.plug(place))
+        await self._persist(lambda: self.plug(access))
         try:
-            for phase in WAY_BACK:
-                await self.phase(place, phase, tries=TRIES)
+            for phase in PHASES_BACK:
+                await self.phase(access, phase, tries=TRIES)
         except HookFailedError as exc:
             self._note("hook", f"{exc.what}: {exc.why}; the hook is asked to abort")
-            await self.abort(place)
+            await self.abort(access)
 
-    async def abort(self, place: QemuAccess) -> None:
+    async def abort(self, access: QemuAccess) -> None:
         """Plug in what is missing; the hooks resume the jobs, however far they had come."""
-        await self._persist(lambda: self.plug(place))
-        await self.phase(place, HookPhase.ABORT, tries=TRIES)
+        await self._persist(lambda: self.plug(access))
+        await self.phase(access, HookPhase.ABORT, tries=TRIES)
 
     @staticmethod
     async def _persist(act: Callable[[], Coroutine[Any, Any, None]]) -> None:

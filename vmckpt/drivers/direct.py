@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+    from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
@@ -38,11 +38,11 @@ class DirectVm(NamedTuple):
         """The host that it is on."""
         return self.vm.host
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its current state."""
-        from vmckpt.vm.inventory import look
+        from vmckpt.vm.inventory import inspect
 
-        return info(await look(self.vm))
+        return info(await inspect(self.vm))
 
     async def console(self) -> "Path":
         """The socket of its serial console, on its host. Raises RefusedError: it has none."""
@@ -104,7 +104,7 @@ class DirectVm(NamedTuple):
         disks = self.vm.spec.disks
         return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
-    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
+    async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
         from vmckpt.preflight.finding import Examined
         from vmckpt.preflight.migration.checks import busy, preflight
@@ -113,16 +113,16 @@ class DirectVm(NamedTuple):
             from vmckpt.migrate.offline import examine_off
 
             await self._require_decided()
-            off = await examine_off(self.vm, target, options)
+            off = await examine_off(self.vm, destination, options)
             return Examined(off.checks, sum(copy.allocated_bytes for copy in off.copies))
-        found = await preflight(self.vm, target, options)
+        found = await preflight(self.vm, destination, options)
         held = await busy(self.vm)
         checks = found.checks if held is None else (held, *found.checks)
         return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
 
     async def plan(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         intent: "Intent",
         *,
@@ -130,14 +130,14 @@ class DirectVm(NamedTuple):
         for_s: float | None = None,
     ) -> "MigrationPlan":
         """Every migration method, and the one that meets the intent; see `forecast.planner`."""
-        from vmckpt.forecast.planner import LOOK_S, make_plan
+        from vmckpt.forecast.planner import MEASURE_S, make_plan
 
-        look_s = LOOK_S if for_s is None else for_s
-        return await make_plan(self.vm, target, options, intent, began_s=began_s, for_s=look_s)
+        look_s = MEASURE_S if for_s is None else for_s
+        return await make_plan(self.vm, destination, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
@@ -150,13 +150,13 @@ class DirectVm(NamedTuple):
             await self._require_decided()
         elif self.vm.qemu.replaces is not None or await self.host.exists(self.vm.directory.claim):
             await self.require_own()
-        if not (self.host.is_this_machine or target.is_this_machine):
+        if not (self.host.is_this_machine or destination.is_this_machine):
             from vmckpt.migrate.elsewhere.delegate import migrate_there
 
-            return await migrate_there(self.vm, target, options, emit, forecast)
+            return await migrate_there(self.vm, destination, options, emit, forecast)
         from vmckpt.migrate.run import migrate
 
-        return await migrate(self.vm, target, options, emit, forecast=forecast)
+        return await migrate(self.vm, destination, options, emit, forecast=forecast)
 
     async def require_own(self) -> None:
         """Return if its guest runs here, or may: so it may be moved, or another put in its place.
@@ -169,7 +169,7 @@ class DirectVm(NamedTuple):
         if await self.host.exists(self.vm.directory.claim):
             if await self.host.lock_owner(lock_path(self.host.state_dir, self.name)) is None:
                 await self._require_decided()
-        elif (await self.look()).state != "running":
+        elif (await self.inspect()).state != "running":
             await self._require_decided()
 
     async def _require_free(self, action: str) -> None:
@@ -241,20 +241,20 @@ def _cannot(vm: "Vm") -> tuple[str, ...]:
     return () if vm.ram_is_shared else ("replicate",)
 
 
-def info(look: "VmStatus") -> VmInfo:
+def info(inspected: "VmStatus") -> VmInfo:
     """The VmInfo of an inspected VM."""
-    vm, platform = look.vm, look.vm.qemu.platform
+    vm, platform = inspected.vm, inspected.vm.qemu.platform
     return VmInfo(
         name=vm.name,
         host=vm.host.name,
         driver="qemu",
-        state=look.state,
-        ended=look.ended or None,
+        state=inspected.state,
+        ended=inspected.ended or None,
         adopted=vm.spec.adopted is not None,
         started_by="another program" if vm.qemu.is_foreign else "vmckpt",
         cannot=_cannot(vm),
-        operation=look.owner.action if look.owner else None,
-        migration_cut_off=look.migrating and look.owner is None,
+        operation=inspected.owner.action if inspected.owner else None,
+        migration_cut_off=inspected.migrating and inspected.owner is None,
         guest_agent=vm.spec.guest_agent,
         vcpus=vm.spec.vcpus,
         memory_bytes=vm.spec.memory_bytes,
@@ -263,7 +263,7 @@ def info(look: "VmStatus") -> VmInfo:
         cpu=platform.cpu,
         placement=vm.spec.placement,
         autostart=vm.spec.autostart,
-        pid=vm.qemu.process.pid if look.state != "stopped" else None,
+        pid=vm.qemu.process.pid if inspected.state != "stopped" else None,
         disks=tuple(_disks(vm)),
         console_log=str(vm.qemu.files.console_log),
         qmp_socket=str(vm.qemu.files.onlooker),

@@ -12,8 +12,8 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
     from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
+    from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
@@ -41,7 +41,7 @@ class LibvirtDomain:
         """The host that it is on."""
         return self.domain.host
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its state when it was found, and the operation that holds it."""
         return await info(self.domain)
 
@@ -97,7 +97,7 @@ class LibvirtDomain:
         disks = self.domain.description.disks
         return [disk.path for disk in disks if disk.path and not disk.read_only]
 
-    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
+    async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
         from vmckpt.preflight.domains.checks import busy, preflight
         from vmckpt.preflight.finding import Examined
@@ -105,7 +105,7 @@ class LibvirtDomain:
 
         if options.offline:
             from vmckpt.preflight.domains.off import preflight_off as preflight
-        async with libvirtd(self.host) as here, libvirtd(target) as there:
+        async with libvirtd(self.host) as here, libvirtd(destination) as there:
             found = await preflight(self.domain, here, there, options)
         held = await busy(self.domain)
         checks = (*found.checks,) if held is None else (held, *found.checks)
@@ -113,7 +113,7 @@ class LibvirtDomain:
 
     async def plan(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         intent: "Intent",
         *,
@@ -125,7 +125,7 @@ class LibvirtDomain:
 
     async def migrate(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
@@ -136,10 +136,10 @@ class LibvirtDomain:
         if options.offline:
             from vmckpt.migrate.domains.offline import move_off
 
-            return await move_off(self.domain, target, options, emit)
+            return await move_off(self.domain, destination, options, emit)
         from vmckpt.migrate.domains.migration import migrate
 
-        return await migrate(self.domain, target, options, emit)
+        return await migrate(self.domain, destination, options, emit)
 
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory; libvirt has QEMU sample it."""

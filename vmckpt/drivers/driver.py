@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
+    from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
     from vmckpt.forecast.model.choose import Intent
@@ -118,7 +118,7 @@ class Driver(Protocol):
     def host(self) -> Host:
         """The host that it is on."""
 
-    async def look(self) -> VmInfo:
+    async def inspect(self) -> VmInfo:
         """Its current state."""
 
     async def console(self) -> "Path":
@@ -145,12 +145,12 @@ class Driver(Protocol):
     def own_images(self) -> "list[Path]":
         """The paths of the disks that it writes."""
 
-    async def examine(self, target: Host, options: "MigrationOptions") -> "Examined":
+    async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
 
     async def plan(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         intent: "Intent",
         *,
@@ -161,7 +161,7 @@ class Driver(Protocol):
 
     async def migrate(
         self,
-        target: Host,
+        destination: Host,
         options: "MigrationOptions",
         emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
@@ -206,20 +206,20 @@ async def remove_with_disks(vm: Driver) -> RemovedVm:
     return gone._replace(disks=disks, removed_disks=removed, kept=kept)
 
 
-async def examined(vm: Driver, target: Host, options: "MigrationOptions") -> "Examined":
+async def examined(vm: Driver, destination: Host, options: "MigrationOptions") -> "Examined":
     """As `vm.examine`; an error counts as a refusal, so that other hosts are asked too."""
     from vmckpt.errors import HostDownError, VmckptError
     from vmckpt.preflight.finding import REFUSE, Examined, Finding
 
     try:
-        return await vm.examine(target, options)
+        return await vm.examine(destination, options)
     except VmckptError as exc:
         code = "reachable" if isinstance(exc, HostDownError) else exc.kind
         return Examined((Finding(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
 
 
 async def wait_for_calm_in_time(
-    vm: Driver, target: Host, options: "MigrationOptions", intent: "Intent", *,
+    vm: Driver, destination: Host, options: "MigrationOptions", intent: "Intent", *,
     began_s: float, for_s: float, tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Wait until the guest dirties little, at most `for_s`, and leave the migration enough time.
@@ -228,6 +228,6 @@ async def wait_for_calm_in_time(
     from vmckpt.forecast import calm
 
     if intent.finish_within_s is not None:
-        made = await vm.plan(target, options, intent, began_s=began_s)
+        made = await vm.plan(destination, options, intent, began_s=began_s)
         for_s = min(for_s, made.spare_s)
     await calm.wait_for_calm(vm.name, vm.measure, for_s, tell)

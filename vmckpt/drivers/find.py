@@ -97,7 +97,7 @@ async def find_domain(name: str, tell: "Tell") -> "Domain":
     return found.domain
 
 
-async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
+async def inspect_everywhere(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     """Every VM of `hosts` (without: of all), by name, and which hosts or libvirtds do not answer.
 
     The homes that a migration or a takeover left behind are recognized only among `hosts`.
@@ -105,22 +105,22 @@ async def look_at_all(hosts: "list[Host] | None" = None) -> "Answers[VmInfo]":
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.migrate.outcome.stale import without_stale
-    from vmckpt.vm.inventory import look_all
+    from vmckpt.vm.inventory import inspect_all
 
     everywhere = all_hosts() if hosts is None else hosts
-    looks = await look_all(everywhere)
-    given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
-    silent, unheard, unread = looks.silent, looks.unheard, looks.unread
+    inspected = await inspect_all(everywhere)
+    given = [direct_info(inspect) for inspect in await without_stale(inspected.given, everywhere)]
+    silent, unanswered, unread = inspected.silent, inspected.unanswered, inspected.unread
     if with_libvirt := _with_libvirt(everywhere):
         from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains
 
         found = await all_domains(with_libvirt)
         given += [await domain_info(domain) for domain in found.given]
-        silent, unheard = silent + found.silent, unheard + found.unheard
+        silent, unanswered = silent + found.silent, unanswered + found.unanswered
         unread += found.unread
     ordered = sorted(given, key=lambda vm: (vm.name, vm.host))
-    return Answers(ordered, silent, unheard, unread, looks.arrivals)
+    return Answers(ordered, silent, unanswered, unread, inspected.arrivals)
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":
@@ -149,7 +149,7 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
                 f"'{name}' is on none of the hosts that answer, and would run twice if another "
                 "runs it",
                 why="; ".join(f"{error.what}: {error.why}" for error in vms.silent),
-                remedy="if it does not run there any more, name the host to restore it on: --host",
+                remedy="if it no longer runs there, name the host to restore it on: --host",
             )
     return find_host(entry.facts.host if entry.facts else "local")
 

@@ -27,7 +27,7 @@ from vmckpt.qemu.disks.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users.users import let_write_here, made_by
+from vmckpt.vm.users.users import grant_write, made_by
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"
@@ -104,7 +104,7 @@ class DisksAtOnce:
             self._disks.append(disk)
             self._make_file(number, disk)
             if self._may_be_inactive:
-                await self._add_target(number)
+                await self._add_destination(number)
         actions = [block.bitmap_add(disk.drive.node, self._bitmap) for disk in self._disks]
         await block.transaction(self._monitor, actions)
 
@@ -114,16 +114,16 @@ class DisksAtOnce:
         """
         for number, disk in enumerate(self._disks):
             if not self._may_be_inactive:
-                await self._add_target(number)
+                await self._add_destination(number)
             await self._add_filter(number, disk)
         self._has_filters = True
 
     def _make_file(self, number: int, disk: _Disk) -> None:
         with self._files.old_blocks(number).open("wb") as file:
             os.truncate(file.fileno(), disk.size_bytes)
-        let_write_here(self._files, self._files.old_blocks(number))
+        grant_write(self._files, self._files.old_blocks(number))
 
-    async def _add_target(self, number: int) -> None:
+    async def _add_destination(self, number: int) -> None:
         path = self._files.old_blocks(number)
         name = await _lent(self._monitor, path) if self._monitor.is_lent else str(path)
         inner = {"driver": "file", "filename": name, "discard": "unmap"}
@@ -154,7 +154,7 @@ class DisksAtOnce:
         for number, disk in enumerate(self._disks):
             if not self._has_filters:
                 if not self._may_be_inactive:  # one that was there before could not be written
-                    steps.append(self._add_target(number))
+                    steps.append(self._add_destination(number))
                 steps.append(self._add_filter(number, disk))
             steps.append(block.set_drive(self._monitor, disk.drive, f"{_FILTER}{number}"))
         return steps
@@ -215,9 +215,9 @@ class DisksAtOnce:
             for first, last in filled(export, start, end, block_bytes):
                 if at < first:
                     yield DiskPiece(at, first - at, None)
-                for place in range(first, last, most_bytes):
-                    length = min(most_bytes, last - place)
-                    yield DiskPiece(place, length, export.read(place, length))
+                for offset in range(first, last, most_bytes):
+                    length = min(most_bytes, last - offset)
+                    yield DiskPiece(offset, length, export.read(offset, length))
                 at = last
             if at < end:
                 yield DiskPiece(at, end - at, None)
@@ -318,7 +318,7 @@ async def _delete(monitor: Monitor, node: str) -> None:
         )
     except CommandRefusedError as exc:
         raise OperationFailedError(
-            f"{monitor.label} does not let go of '{node}'",
+            f"{monitor.label} does not release '{node}'",
             why=exc.description,
             remedy="take the checkpoint again, which retries",
         ) from exc

@@ -13,7 +13,7 @@ own monitor, which it keeps open:
 - The time of `free` is past: the same, the sender is stuck.
 - The time is past, the sender dead or stuck: the guest is stopped. A sender that continues resumes
   it when it may run. A QEMU that neither answers nor has reported that its guest is paused is
-  itself held (SIGSTOP) until the guest may run, and killed when there is no sender any more.
+  itself held (SIGSTOP) until the guest may run, and killed when the sender is gone.
 """
 
 import json
@@ -55,7 +55,7 @@ class Guard:
         is_ours = os.fstat(fd).st_uid in (0, os.geteuid())
         self._sock.connect(path if is_ours else f"/proc/self/fd/{fd}")
         os.close(fd)
-        self._told, self._asked = b"", 0
+        self._received, self._asked = b"", 0
         self._line(time.monotonic() + RESUME_S)  # the greeting
         self._ask("qmp_capabilities", time.monotonic() + RESUME_S)
         self._heard, self._teller_lives = b"", True
@@ -98,10 +98,10 @@ class Guard:
         """Read what the sender has sent; False once it has died."""
         while select.select([0], [], [], 0)[0]:
             try:
-                said = os.read(0, 4096)
+                output = os.read(0, 4096)
             except ConnectionResetError:  # it died, with answers unread
-                said = b""
-            self._heard += said
+                output = b""
+            self._heard += output
             *whole, self._heard = self._heard.split(b"\n")
             with suppress(OSError):  # a sender that reads no answers may have closed that direction
                 os.write(0, b"." * len(whole))
@@ -111,7 +111,7 @@ class Guard:
                     self._free_by_s = float(time_s)
                 else:
                     self._until_s = float(word)
-            if not said:
+            if not output:
                 self._teller_lives = False
                 break
         return self._teller_lives
@@ -184,10 +184,10 @@ class Guard:
 
     def _status(self, by_s: float) -> dict[str, Any]:
         """The guest's state. Raises OSError, also for an invalid answer: its guest may run then."""
-        said: dict[str, Any] = self._ask("query-status", by_s)
-        match said.get("return"):
+        output: dict[str, Any] = self._ask("query-status", by_s)
+        match output.get("return"):
             case {"running": bool(), "status": str()}:
-                found: dict[str, Any] = said["return"]
+                found: dict[str, Any] = output["return"]
                 return found
         raise ConnectionError("its report of the guest is malformed")
 
@@ -206,9 +206,9 @@ class Guard:
             if time.monotonic() > by_s:
                 late_bytes += len(line) + 1
             try:
-                said: dict[str, Any] = json.loads(line)
-                if said.get("id") == self._asked:
-                    return said
+                output: dict[str, Any] = json.loads(line)
+                if output.get("id") == self._asked:
+                    return output
             except (ValueError, RecursionError, AttributeError) as exc:
                 raise ConnectionError(f"what it says is malformed: {exc}") from exc
         raise TimeoutError("it reports events without end")
@@ -218,15 +218,15 @@ class Guard:
 
     def _line(self, by_s: float) -> bytes:
         """The next line from QEMU. Raises OSError."""
-        while b"\n" not in self._told:
+        while b"\n" not in self._received:
             self._be_patient(by_s)
             data = self._sock.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the monitor was closed")
-            self._told += data
-            if len(self._told) > MOST_LINE_BYTES:
+            self._received += data
+            if len(self._received) > MOST_LINE_BYTES:
                 raise ConnectionError("its reply is too long")
-        line, _, self._told = self._told.partition(b"\n")
+        line, _, self._received = self._received.partition(b"\n")
         self._note(line)
         return line
 
@@ -251,10 +251,10 @@ class Guard:
                 return  # the next command reports it
             if not data:
                 return
-            whole, _, self._told = (self._told + data).rpartition(b"\n")
+            whole, _, self._received = (self._received + data).rpartition(b"\n")
             self._note(whole)
-            if len(self._told) > MOST_LINE_BYTES:
-                self._told = b""  # no line is this long; the next answer shows it
+            if len(self._received) > MOST_LINE_BYTES:
+                self._received = b""  # no line is this long; the next answer shows it
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the disk is full

@@ -29,9 +29,7 @@ def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
 
 
 @asynccontextmanager
-async def standing_still(
-    monitor: Monitor, tell_guard: Callable[[str], None]
-) -> AsyncIterator[None]:
+async def guest_paused(monitor: Monitor, tell_guard: Callable[[str], None]) -> AsyncIterator[None]:
     """Pause a running guest for the block; if this process dies or is stuck, it is resumed."""
     if not (await commands.query_status(monitor)).running:
         yield

@@ -100,7 +100,7 @@ class ReadHead:
     def content(self, blocks: Sequence[RamBlock]) -> bytes:
         """See `Head`."""
         is_sound = all(map(_is_sound, others(blocks, self._ram)))
-        if not is_sound or _places(blocks) != _places(self._blocks):
+        if not is_sound or _layout(blocks) != _layout(self._blocks):
             raise OperationFailedError(
                 "the VM has got other memory",
                 why=f"QEMU listed {len(self._blocks)} RAM blocks, and now {len(blocks)} or others",
@@ -213,5 +213,5 @@ def _is_sound(block: RamBlock) -> bool:
     return is_whole and 0 < block.used_bytes <= block.total_bytes
 
 
-def _places(blocks: Sequence[RamBlock]) -> list[tuple[str, int, int | None]]:
+def _layout(blocks: Sequence[RamBlock]) -> list[tuple[str, int, int | None]]:
     return [(block.name, block.total_bytes, block.address) for block in blocks]

@@ -13,7 +13,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.sequence.in_thread import in_thread
 
-LOAD_TIMEOUT_S, _LOOK_S = 10.0, 0.5
+LOAD_TIMEOUT_S, _CHECK_S = 10.0, 0.5
 _FD_NAME = "vmckpt-state"
 # For a waiting QEMU: its memory does not come with the devices.
 SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
@@ -22,7 +22,7 @@ SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 async def load_devices(monitor: Monitor, device_state: bytes) -> None:
     """Load the guest, paused and ready to run. `SETTINGS` have been set.
 
-    Raises OperationFailedError; then this QEMU cannot be used any more.
+    Raises OperationFailedError; then this QEMU is no longer usable.
     """
     reader, writer = os.pipe()
     feeding = asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
@@ -44,7 +44,7 @@ async def has_loaded(monitor: Monitor, events: Events) -> bool:
     """Wait for the end; whether it succeeded. `events` of kind MIGRATION began before."""
     given_up_s = time.monotonic() + LOAD_TIMEOUT_S
     while monitor.is_open and time.monotonic() < given_up_s:
-        event = await events.next(_LOOK_S)
+        event = await events.next(_CHECK_S)
         data: Any = event["data"] if event else {"status": "?"}
         if data["status"] in ("completed", "failed"):
             return bool(data["status"] == "completed")

@@ -95,8 +95,8 @@ class DeviceMigration:
 
 
 def require_bounded(monitor: Monitor, state_bytes: int) -> None:
-    """Require that a state is no larger than any: a QEMU that was broken into could fill the
-    memory of this host. Raises OperationFailedError.
+    """Require that a state has a plausible size: a compromised QEMU could fill this host's
+    memory. Raises OperationFailedError.
     """
     if state_bytes > MOST_STATE_BYTES:
         raise _no_state(monitor, f"it is larger than {format_size(MOST_STATE_BYTES)}")

@@ -61,7 +61,7 @@ class HeldOutput:
                     values = {"netdev": netdev, **buffer}
                     await commands.object_add(self._monitor, "filter-buffer", name, values)
         except CommandRefusedError:
-            await self.let_go()
+            await self.release_all()
             raise
 
     def end_epoch(self) -> list[Coroutine[Any, Any, None]]:
@@ -110,7 +110,7 @@ class HeldOutput:
         ]
         await asyncio.gather(*steps)
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         """Stop holding: everything that waits leaves, in order."""
         names = await commands.query_objects(self._monitor)
         for netdev in self._netdevs:
@@ -141,7 +141,7 @@ class BriefHold:
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
-        """Commands after which nothing leaves. If one is refused, `let_go` is still required."""
+        """Commands after which nothing leaves; after a refused one call `release_all` too."""
         values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
         return [
             commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})
@@ -154,7 +154,7 @@ class BriefHold:
         """
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in self._buffers))
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         """Release all output, also if another process held it."""
         names = await commands.query_objects(self._monitor)
         mine = [name for name in names if name.startswith(_BRIEF)]

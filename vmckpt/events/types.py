@@ -60,11 +60,11 @@ Event = PhaseBegan | Progress | JobProgress | Note
 Emit = Callable[[Event], None]
 
 
-def unheard(_: Event) -> None:
+def ignore_event(_: Event) -> None:
     """Discard the event: for operations without a listener."""
 
 
-def heard_or_not(emit: Emit) -> Emit:
+def unless_gone(emit: Emit) -> Emit:
     """Wrap `emit`: a listener that is gone (a closed terminal or pipe) does not stop the sender."""
 
     def tell(event: Event) -> None:

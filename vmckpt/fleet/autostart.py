@@ -9,7 +9,7 @@ from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.inventory.inventory import local_host
-from vmckpt.vm.inventory import look_all
+from vmckpt.vm.inventory import inspect_all
 
 RETRY_S = 10.0
 
@@ -31,16 +31,16 @@ async def autostart(tell: Callable[[str], None], *, retry_s: float = 0.0) -> lis
     first. Raises what keeps this machine's VMs from being listed.
     """
     until_s = time.monotonic() + retry_s
-    looks = await look_all([local_host()])
-    if looks.unheard:
-        raise looks.silent[0]
-    off = [one.vm for one in looks.given if one.state == "stopped"]
+    inspected = await inspect_all([local_host()])
+    if inspected.unanswered:
+        raise inspected.silent[0]
+    off = [one.vm for one in inspected.given if one.state == "stopped"]
     wanted = sorted(vm.name for vm in off if vm.spec.autostart)
     done = {name: await _started(name, tell) for name in wanted}
     while time.monotonic() < until_s and (failed := _failed(done)):
         await asyncio.sleep(RETRY_S)
         done |= {name: await _started(name, tell) for name in failed}
-    unread = [Autostarted(one.vm, one.error) for one in looks.unread]
+    unread = [Autostarted(one.vm, one.error) for one in inspected.unread]
     return [*unread, *[one for one in done.values() if one is not None]]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vmckpt.drivers.driver import VmInfo
-from vmckpt.drivers.find import look_at_all
+from vmckpt.drivers.find import inspect_everywhere
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
@@ -40,7 +40,7 @@ async def overview() -> Overview:
 
     everywhere = all_hosts()
     up = {host.name: host for host in (await ask_every(everywhere, now)).given}
-    found = await look_at_all()
+    found = await inspect_everywhere()
     sides = [side for some in (await all_sides(everywhere)).given for side in some]
     return Overview(
         [up.get(host.name, HostNow(host.name, None)) for host in everywhere],

@@ -7,9 +7,9 @@ from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.units import format_duration, format_rate
 
-LOOK_S = 2.0
+MEASURE_S = 2.0
 # With fewer samples it is unknown what counts as little for this guest.
-LEAST_LOOKS = 5
+LEAST_SAMPLES = 5
 # Calm: in the lowest quarter of all measurements, within this tolerance.
 QUARTER, ALIKE = 0.25, 1.1
 
@@ -25,8 +25,8 @@ async def wait_for_calm(
     Keeps the last measurement. Reports the reason through `tell`. Raises what `measure` raises.
     """
     began_s, rates = time.monotonic(), list[float]()
-    while time.monotonic() - began_s + LOOK_S <= for_s:
-        measured = await measure(LOOK_S)
+    while time.monotonic() - began_s + MEASURE_S <= for_s:
+        measured = await measure(MEASURE_S)
         keep(name, measured)
         rates.append(measured.working_set_bytes / measured.took_s)
         if is_calm(rates):
@@ -38,7 +38,7 @@ async def wait_for_calm(
 
 def is_calm(rates: Sequence[float]) -> bool:
     """Whether the last of the dirty rates (oldest first) is in their lowest quarter. Pure."""
-    if len(rates) < LEAST_LOOKS:
+    if len(rates) < LEAST_SAMPLES:
         return False
     lowest = sorted(rates)[: max(1, int(QUARTER * len(rates)))]
     return rates[-1] <= lowest[-1] * ALIKE

@@ -37,15 +37,15 @@ _UNFORECAST = about(MigrationOptions, About.UNFORECAST)
 SENDING = {TransferMode.MULTIFD: MULTIFD, TransferMode.ZSTD: ZSTD}
 
 
-def sending(way: TransferMode, *, encrypted: bool) -> str:
+def sending(mode: TransferMode, *, encrypted: bool) -> str:
     """How this method sends pages: what was learned for one does not apply to another."""
-    return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
+    return SENDING.get(mode, PLAIN) + (ENCRYPTED if encrypted else "")
 
 
 def learned(
     records: Iterable[RunRecord],
     source: str,
-    target: str,
+    destination: str,
     vm: str | None = None,
     *,
     agent: bool = False,
@@ -61,19 +61,19 @@ def learned(
     ours, moves = [], dict[str, list[Moved]]()
     for record in records:
         ends = (record.request.get("source"), record.request.get("target"))
-        if ends not in ((source, target), (target, source)):
+        if ends not in ((source, destination), (destination, source)):
             continue
         if bool(record.request.get("in_turn")) is not in_turn:
             continue
-        if ends == (source, target):
+        if ends == (source, destination):
             ours.append(record)
         if (one := moved(record)) is not None:
-            kinship = _kinship(record.request, vm, agent=agent)
-            weight = (1.0 if kinship else _CALIBRATION_WEIGHT) * (
-                1.0 if ends == (source, target) else _BACK_WEIGHT
+            similarity = _similarity(record.request, vm, agent=agent)
+            weight = (1.0 if similarity else _CALIBRATION_WEIGHT) * (
+                1.0 if ends == (source, destination) else _BACK_WEIGHT
             )
             moves.setdefault(_sent_by(record), []).append(
-                one._replace(kinship=kinship, weight=weight)
+                one._replace(similarity=similarity, weight=weight)
             )
     links, known = dict[str, LinkModel](), {_sent_by(record) for record in ours}
     # Order matters: the source's cost of scanning for zeroes shows where the destination does not
@@ -81,16 +81,16 @@ def learned(
     # multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
-        looks = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
+        measured = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
         link = learn(
             moves[kind][-LATEST_MOVES:],
             _misses(ours, kind),
             rest[-LATEST_MOVES:],
-            looks.costs.zero_page_s if looks else None,
+            measured.costs.zero_page_s if measured else None,
         )
         if link is not None:
             links[kind] = link
-    if agent and not any(one.kinship >= _ALIKE for seen in moves.values() for one in seen):
+    if agent and not any(one.similarity >= _ALIKE for seen in moves.values() for one in seen):
         return {kind: _with_a_clock(link) for kind, link in links.items()}
     return links
 
@@ -100,7 +100,7 @@ def _with_a_clock(link: LinkModel) -> LinkModel:
     return replace(link, fixed_s=link.fixed_s + UNKNOWN_CLOCK_S, fixed_spread_s=spread_s)
 
 
-def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
+def _similarity(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
     if request.get("vm") == vm:
         return _ITSELF
     if str(request.get("vm")).startswith(CALIBRATION):
@@ -181,12 +181,12 @@ def _is_rare(request: Mapping[str, Any]) -> bool:
     return rare or request.get("compression") not in (None, ZSTD)
 
 
-def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:
+def device_moves(records: Iterable[RunRecord], source: str, destination: str) -> list[DeviceMove]:
     """What moves from one host to the other took for their guests' devices."""
     return [
         DeviceMove(int(record.result.get("device_bytes", 0)), *_device_s(record.result))
         for record in records
-        if (record.request.get("source"), record.request.get("target")) == (source, target)
+        if (record.request.get("source"), record.request.get("target")) == (source, destination)
         and record.result
         and record.result.get("outcome") == "completed"
         and any(_device_s(record.result))

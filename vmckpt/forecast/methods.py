@@ -22,11 +22,11 @@ _PRECOPIES = (
 )
 
 
-def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
+def modes(options: MigrationOptions) -> tuple[TransferMode, ...]:
     """The methods that the options allow. A policy steers pre-copies alone."""
-    for way, method in _METHODS.items():
+    for mode, method in _METHODS.items():
         if options.method is method:
-            return (way,)
+            return (mode,)
     if options.compression:
         return (TransferMode.ZSTD,)
     if options.channels:
@@ -39,10 +39,10 @@ def ways(options: MigrationOptions) -> tuple[TransferMode, ...]:
         return tuple(TransferMode)
     # Both would slow the guest, each by its own rule.
     slows = options.policy.may_throttle and not options.observe_only
-    return tuple(way for way in _PRECOPIES if way is not TransferMode.AUTO_CONVERGE or not slows)
+    return tuple(mode for mode in _PRECOPIES if mode is not TransferMode.AUTO_CONVERGE or not slows)
 
 
-def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> MigrationOptions:
+def options_of(mode: TransferMode, options: MigrationOptions, intent: Intent) -> MigrationOptions:
     """The options of `migrate` for this method.
 
     Post-copy methods are allowed here: a constraint against them is judged like others.
@@ -50,11 +50,11 @@ def options_of(way: TransferMode, options: MigrationOptions, intent: Intent) -> 
     most_ms = None if intent.max_downtime_s is None else round(1e3 * intent.max_downtime_s)
     return replace(
         options,
-        method=_METHODS.get(way, Method.PRECOPY),
-        auto_converge=way is TransferMode.AUTO_CONVERGE,
-        compression=options.compression or ("zstd" if way is TransferMode.ZSTD else None),
-        channels=options.channels or (DEFAULT_CHANNELS if way is TransferMode.MULTIFD else None),
-        never_risk_postcopy=intent.never_risk_postcopy and way not in POSTCOPIES,
+        method=_METHODS.get(mode, Method.PRECOPY),
+        auto_converge=mode is TransferMode.AUTO_CONVERGE,
+        compression=options.compression or ("zstd" if mode is TransferMode.ZSTD else None),
+        channels=options.channels or (DEFAULT_CHANNELS if mode is TransferMode.MULTIFD else None),
+        never_risk_postcopy=intent.never_risk_postcopy and mode not in POSTCOPIES,
         most_downtime_ms=most_ms,
     )
 
@@ -78,10 +78,10 @@ def against(options: MigrationOptions, checks: Sequence[Finding]) -> str:
 def warnings(checks: Mapping[TransferMode, Sequence[Finding]]) -> tuple[str, ...]:
     """The warnings of open methods, each once, with the methods' names unless all have it."""
     found: dict[str, list[TransferMode]] = {}
-    for way, these in checks.items():
+    for mode, these in checks.items():
         for check in these:
             if check.verdict == WARN:
-                found.setdefault(f"[{check.code}] {check.reason}", []).append(way)
+                found.setdefault(f"[{check.code}] {check.reason}", []).append(mode)
     return tuple(
         text if len(of) == len(checks) else f"{', '.join(of)}: {text}" for text, of in found.items()
     )

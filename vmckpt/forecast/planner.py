@@ -12,7 +12,7 @@ from vmckpt.forecast.learned import device_moves, learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
-from vmckpt.forecast.methods import against, options_of, warnings, ways
+from vmckpt.forecast.methods import against, modes, options_of, warnings
 from vmckpt.forecast.model.choose import (
     MAX_DOWNTIME,
     MAX_SLOWDOWN,
@@ -62,7 +62,7 @@ from vmckpt.vm.inventory import Vm
 # Slack between a plan and the new plan after a wait: both may take this many times as long.
 ANEW = 1.25
 # The default measuring time of a plan: two periods of most loads, and soon over.
-LOOK_S = 8.0
+MEASURE_S = 8.0
 # The fraction of an allowed downtime that is kept in reserve for deviations from the forecast.
 PAUSE_MARGIN = 0.2
 # The downtime limits to try when longer ones violate the intent.
@@ -84,7 +84,7 @@ class MigrationPlan:
 
     vm: str
     source: str
-    target: str
+    destination: str
     measured: DirtyRate
     offers: tuple[Offer, ...]
     closed: tuple[tuple[TransferMode, str], ...]
@@ -98,9 +98,9 @@ class MigrationPlan:
 
     def require(self) -> MigrationOptions:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
-        if self.choice.way is None:
+        if self.choice.mode is None:
             raise RefusedError(
-                f"no method of migrating '{self.vm}' to {self.target} meets the constraints",
+                f"no method of migrating '{self.vm}' to {self.destination} meets the constraints",
                 why=self.choice.reason,
                 remedy=self.choice.change,
             )
@@ -111,12 +111,14 @@ class MigrationPlan:
         """How much later it may be planned again and still end in time, in 9 of 10 cases."""
         if self.intent.left_s is None:
             return math.inf
-        takes_s = [o.forecast.total_s.p90 for o in self.offers if o.forecast.way is self.choice.way]
+        takes_s = [
+            o.forecast.total_s.p90 for o in self.offers if o.forecast.mode is self.choice.mode
+        ]
         return max(self.intent.left_s - ANEW * (self.intent.gone_s + sum(takes_s)), 0.0)
 
     def record(self) -> dict[str, Any]:
         """For the run record."""
-        chosen = next(o.forecast for o in self.offers if o.forecast.way is self.choice.way)
+        chosen = next(o.forecast for o in self.offers if o.forecast.mode is self.choice.mode)
         return {
             "forecast": chosen.to_json(),
             "reason": self.choice.reason,
@@ -125,33 +127,33 @@ class MigrationPlan:
 
     def to_json(self) -> dict[str, Any]:
         """For `plan --json`."""
-        ways = [
+        modes = [
             offer.forecast.to_json() | {"misses": [miss.needed for miss in offer.misses]}
             for offer in self.offers
         ]
         return {
             "vm": self.vm,
             "source": self.source,
-            "target": self.target,
-            "way": self.choice.way,
+            "target": self.destination,
+            "way": self.choice.mode,
             "reason": self.choice.reason,
             "change": self.choice.change,
-            "ways": ways,
-            "closed": {way.value: reason for way, reason in self.closed},
-            "unknown": {way.value: reason for way, reason in self.unknown},
+            "ways": modes,
+            "closed": {mode.value: reason for mode, reason in self.closed},
+            "unknown": {mode.value: reason for mode, reason in self.unknown},
             "notes": [*self.notes, *self.warned],
             "devices": self.devices._asdict() if self.devices else None,
             "dirty_rate": self.measured.to_json(),
         }
 
 
-class Road(NamedTuple):
+class MethodCandidate(NamedTuple):
     """A method between two hosts: what is known of it, or why it is closed or unknown.
 
     `downtimes_ms` are the limits to try, in this order.
     """
 
-    way: TransferMode
+    mode: TransferMode
     options: MigrationOptions
     link: LinkModel | None = None
     disk_bytes: int = 0
@@ -163,12 +165,12 @@ class Road(NamedTuple):
 
 async def make_plan(
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     intent: Intent,
     *,
     began_s: float,
-    for_s: float = LOOK_S,
+    for_s: float = MEASURE_S,
 ) -> MigrationPlan:
     """Measure the VM, ask both hosts, and forecast every method they support. Changes nothing.
 
@@ -176,145 +178,163 @@ async def make_plan(
     monotonic clock. Raises RefusedError when nothing is known of the pair or no method is open,
     BusyError when the VM is being migrated.
     """
-    _require_other_host(vm, target)
+    _require_other_host(vm, destination)
     await require_measurable(vm)
     never = intent.never_risk_postcopy or options.never_risk_postcopy
     intent = replace(intent, never_risk_postcopy=never)
     records = load_all(runs_dir())
-    links = learned(records, vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent)
+    links = learned(records, vm.host.name, destination.name, vm.name, agent=vm.spec.guest_agent)
     if not links:
-        raise _nothing_known(vm.host.name, target.name)
-    roads = [
-        await _road(way, vm, target, options, intent=intent, links=links) for way in ways(options)
+        raise _nothing_known(vm.host.name, destination.name)
+    candidates = [
+        await _candidate(mode, vm, destination, options, intent=intent, links=links)
+        for mode in modes(options)
     ]
-    _require_open(roads, vm.name, target.name)
-    devices = await _devices(vm, target, records)
+    _require_open(candidates, vm.name, destination.name)
+    devices = await _devices(vm, destination, records)
     measured = await measure(vm, for_s)
     keep(vm.name, measured)
     intent = replace(intent, gone_s=time.monotonic() - began_s)
-    roads = [within_bandwidth(road, measured, options) for road in roads]
-    _require_open(roads, vm.name, target.name)
+    candidates = [within_bandwidth(candidate, measured, options) for candidate in candidates]
+    _require_open(candidates, vm.name, destination.name)
     found = {
-        road.way: offer_of(road, road.link, measured, intent=intent, devices=devices)
-        for road in roads
-        if road.link
+        candidate.mode: offer_of(
+            candidate, candidate.link, measured, intent=intent, devices=devices
+        )
+        for candidate in candidates
+        if candidate.link
     }
     offers = tuple(offer for offer, _ in found.values())
     choice = choose(offers, intent)
-    chosen = next((road for road in roads if road.way is choice.way), None)
-    others = await others_on_the_link(vm.host, target)
+    chosen = next((candidate for candidate in candidates if candidate.mode is choice.mode), None)
+    others = await others_on_the_link(vm.host, destination)
     return MigrationPlan(
         vm=vm.name,
         source=vm.host.name,
-        target=target.name,
+        destination=destination.name,
         measured=measured,
         offers=offers,
-        closed=tuple((road.way, road.closed) for road in roads if road.closed),
-        unknown=tuple((road.way, road.unknown) for road in roads if road.unknown),
+        closed=tuple(
+            (candidate.mode, candidate.closed) for candidate in candidates if candidate.closed
+        ),
+        unknown=tuple(
+            (candidate.mode, candidate.unknown) for candidate in candidates if candidate.unknown
+        ),
         choice=choice,
         intent=intent,
-        options=found[choice.way][1] if choice.way else options,
+        options=found[choice.mode][1] if choice.mode else options,
         notes=(
             *_notes(measured),
             *(bandwidth_notes(chosen, measured) if chosen else ()),
             *_neighbours(others),
         ),
-        warned=warnings({road.way: road.checks for road in roads if road.link}),
+        warned=warnings(
+            {candidate.mode: candidate.checks for candidate in candidates if candidate.link}
+        ),
         devices=devices,
     )
 
 
-def _require_other_host(vm: Vm, target: Host) -> None:
-    if vm.host.name == target.name:
+def _require_other_host(vm: Vm, destination: Host) -> None:
+    if vm.host.name == destination.name:
         raise RefusedError(
-            f"'{vm.name}' is on {target.name} already",
+            f"'{vm.name}' is on {destination.name} already",
             why="a migration needs another host",
             remedy="name another: vmckpt host list",
         )
 
 
-async def _devices(vm: Vm, target: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
+async def _devices(vm: Vm, destination: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
     held = await held_bytes(vm)
     if held is None:
         return None
-    return device_phases(held, device_moves(records, vm.host.name, target.name))
+    return device_phases(held, device_moves(records, vm.host.name, destination.name))
 
 
-def _require_open(roads: Sequence[Road], vm: str, target: str) -> None:
-    if not any(road.link for road in roads):
+def _require_open(candidates: Sequence[MethodCandidate], vm: str, destination: str) -> None:
+    if not any(candidate.link for candidate in candidates):
         raise RefusedError(
-            f"'{vm}' cannot move to {target}",
-            why=_against(roads),
-            remedy=f"see `vmckpt check {vm} {target}`",
+            f"'{vm}' cannot move to {destination}",
+            why=_against(candidates),
+            remedy=f"see `vmckpt check {vm} {destination}`",
         )
 
 
-def _against(roads: Sequence[Road]) -> str:
+def _against(candidates: Sequence[MethodCandidate]) -> str:
     """Why methods are closed; those with the same reason together."""
     reasons: dict[str, list[str]] = {}
-    for road in roads:
-        reasons.setdefault(road.closed or road.unknown, []).append(road.way.value)
+    for candidate in candidates:
+        reasons.setdefault(candidate.closed or candidate.unknown, []).append(candidate.mode.value)
     if len(reasons) == 1:
         return next(iter(reasons))
-    return "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
+    return "; ".join(f"{', '.join(modes)}: {reason}" for reason, modes in reasons.items())
 
 
-async def _road(
-    way: TransferMode,
+async def _candidate(
+    mode: TransferMode,
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     *,
     intent: Intent,
     links: Mapping[str, LinkModel],
-) -> Road:
-    meant = options_of(way, options, intent)
-    checked = await preflight(vm, target, meant)
+) -> MethodCandidate:
+    meant = options_of(mode, options, intent)
+    checked = await preflight(vm, destination, meant)
     if closed := against(options, checked.checks):
-        return Road(way, meant, closed=closed)
-    link = links.get(sending(way, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
+        return MethodCandidate(mode, meant, closed=closed)
+    link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.UNENCRYPTED))
     if link is None:
-        remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
-        return Road(way, meant, unknown=f"no measurements: {remedy}")
+        remedy = f"vmckpt host calibrate {vm.host.name} {destination.name}"
+        return MethodCandidate(mode, meant, unknown=f"no measurements: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such migration measures it"
-        return Road(way, meant, unknown=unknown)
-    return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
+        return MethodCandidate(mode, meant, unknown=unknown)
+    return MethodCandidate(
+        mode, meant, link, copied, limits_ms(mode, options, intent, link), checked.checks
+    )
 
 
-def within_bandwidth(road: Road, measured: DirtyRate, asked: MigrationOptions) -> Road:
+def within_bandwidth(
+    candidate: MethodCandidate, measured: DirtyRate, options: MigrationOptions
+) -> MethodCandidate:
     """The method, closed if several channels would send more than the bandwidth limit allows.
 
     Unless the channels were requested, or compression, which uses them.
     """
-    if road.way not in PARALLEL or asked.channels or asked.compression or not road.link:
-        return road
-    beyond = _beyond_bytes_per_s(road, road.link, measured)
+    if (
+        candidate.mode not in PARALLEL
+        or options.channels
+        or options.compression
+        or not candidate.link
+    ):
+        return candidate
+    beyond = _beyond_bytes_per_s(candidate, candidate.link, measured)
     if not beyond:
-        return road
-    most = format_rate(asked.bandwidth_bytes_per_s)
+        return candidate
+    most = format_rate(options.bandwidth_bytes_per_s)
     closed = f"over several channels QEMU would send {format_rate(beyond)}, not {most}"
-    return road._replace(link=None, closed=closed)
+    return candidate._replace(link=None, closed=closed)
 
 
-def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
+def bandwidth_notes(candidate: MethodCandidate, measured: DirtyRate) -> Iterator[str]:
     """Notes on how a method exceeds its bandwidth limit."""
-    limit = road.options.bandwidth_bytes_per_s
-    if not limit or not road.link:
+    limit = candidate.options.bandwidth_bytes_per_s
+    if not limit or not candidate.link:
         return
-    if beyond := _beyond_bytes_per_s(road, road.link, measured):
+    if beyond := _beyond_bytes_per_s(candidate, candidate.link, measured):
         yield f"QEMU will send {format_rate(beyond)}, it holds {format_rate(limit)} no better here"
-    if road.way in POSTCOPIES:
+    if candidate.mode in POSTCOPIES:
         yield "the bandwidth limit holds until post-copy begins: then pages are sent at link speed"
 
 
-def _beyond_bytes_per_s(road: Road, link: LinkModel, measured: DirtyRate) -> float:
-    return beyond_bytes_per_s(road.way, guest_of(measured), link, limits(road.options))
+def _beyond_bytes_per_s(candidate: MethodCandidate, link: LinkModel, measured: DirtyRate) -> float:
+    return beyond_bytes_per_s(candidate.mode, guest_of(measured), link, limits(candidate.options))
 
 
 def offer_of(
-    road: Road,
+    candidate: MethodCandidate,
     link: LinkModel,
     measured: DirtyRate,
     *,
@@ -327,17 +347,21 @@ def offer_of(
     limit meets the intent: a longer pause allows the same limits again, except the longest, which
     grows with it. Auto-converge behaves differently if it may slow the guest more.
     """
-    guest = guest_of(measured, road.disk_bytes, moves_now=True)
+    guest = guest_of(measured, candidate.disk_bytes, moves_now=True)
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
-    offer, meant = _by_limits(road, link, guest, intent=intent, devices=devices)
-    if offer.keeps or road.way is not TransferMode.AUTO_CONVERGE or intent.max_slowdown is None:
+    offer, meant = _by_limits(candidate, link, guest, intent=intent, devices=devices)
+    if (
+        offer.keeps
+        or candidate.mode is not TransferMode.AUTO_CONVERGE
+        or intent.max_slowdown is None
+    ):
         return offer, meant
     offers = [offer]
     for slowdown in SLOWDOWNS:
         if slowdown > intent.max_slowdown:
             slower = replace(intent, max_slowdown=slowdown)
-            found, _ = _by_limits(road, link, guest, intent=slower, devices=devices)
+            found, _ = _by_limits(candidate, link, guest, intent=slower, devices=devices)
             if MAX_SLOWDOWN not in (miss.option for miss in found.misses):
                 misses = (*found.misses, missed_slowdown(intent.max_slowdown, slowdown))
                 offers.append(Offer(found.forecast, misses))
@@ -345,37 +369,42 @@ def offer_of(
 
 
 def _by_limits(
-    road: Road, link: LinkModel, guest: Guest, *, intent: Intent, devices: DevicePhases | None
+    candidate: MethodCandidate,
+    link: LinkModel,
+    guest: Guest,
+    *,
+    intent: Intent,
+    devices: DevicePhases | None,
 ) -> tuple[Offer, MigrationOptions]:
     found = []
-    for downtime_ms in road.downtimes_ms:
-        meant = _promising(road, intent, downtime_ms)
-        expected = forecast(road.way, guest, link, limits(meant))
+    for downtime_ms in candidate.downtimes_ms:
+        meant = _promising(candidate, intent, downtime_ms)
+        expected = forecast(candidate.mode, guest, link, limits(meant))
         offer = judge(with_devices(expected, devices) if devices else expected, intent)
         if offer.keeps:
             return offer, meant
-        usual = USUAL_DOWNTIME_MS, road.options.max_downtime_ms
+        usual = USUAL_DOWNTIME_MS, candidate.options.max_downtime_ms
         fixed = downtime_ms in STEPS_MS or downtime_ms in usual
         if fixed or MAX_DOWNTIME not in (miss.option for miss in offer.misses):
             found.append((offer, meant))
     return min(found, key=lambda one: change(one[0]))
 
 
-def _promising(road: Road, intent: Intent, downtime_ms: int) -> MigrationOptions:
+def _promising(candidate: MethodCandidate, intent: Intent, downtime_ms: int) -> MigrationOptions:
     """The options of a method with that limit, and what else is promised."""
-    most_ms = max(road.downtimes_ms) if intent.max_downtime_s is not None else None
+    most_ms = max(candidate.downtimes_ms) if intent.max_downtime_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     steered = None
-    if road.options.method is Method.PRECOPY:
+    if candidate.options.method is Method.PRECOPY:
         # Auto-converge slows the guest by its own rule.
-        steered = within(most_ms, None if road.way is TransferMode.AUTO_CONVERGE else slower)
+        steered = within(most_ms, None if candidate.mode is TransferMode.AUTO_CONVERGE else slower)
     return replace(
-        road.options,
+        candidate.options,
         max_downtime_ms=downtime_ms,
         most_downtime_ms=most_ms,
         most_throttle_percent=slower,
         finish_within_s=intent.left_s,
-        policy=road.options.policy or steered,
+        policy=candidate.options.policy or steered,
     )
 
 
@@ -402,13 +431,13 @@ def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> P
 
 
 def limits_ms(
-    way: TransferMode, options: MigrationOptions, intent: Intent, link: LinkModel
+    mode: TransferMode, options: MigrationOptions, intent: Intent, link: LinkModel
 ) -> tuple[int, ...]:
     """The downtime limits to try: the usual one, as much as the intent allows, shorter ones.
 
     Methods that stop the guest first, or hardly at all, use no limit.
     """
-    if intent.max_downtime_s is None or way in (TransferMode.STOP, TransferMode.POSTCOPY):
+    if intent.max_downtime_s is None or mode in (TransferMode.STOP, TransferMode.POSTCOPY):
         return (options.max_downtime_ms,)
     for_pages_s = intent.max_downtime_s * (1 - PAUSE_MARGIN) - link.switch_s
     most_ms = max(1, round(1e3 * for_pages_s))
@@ -468,9 +497,9 @@ def _neighbours(others: int) -> tuple[str, ...]:
     return (f"{words} the link now: forecasts assume that it is free",)
 
 
-def _nothing_known(source: str, target: str) -> RefusedError:
+def _nothing_known(source: str, destination: str) -> RefusedError:
     return RefusedError(
-        f"no migration from {source} to {target} has been measured",
+        f"no migration from {source} to {destination} has been measured",
         why="no migration without a bandwidth limit has been recorded in this direction",
-        remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
+        remedy=f"measure it with a small guest: vmckpt host calibrate {source} {destination}",
     )

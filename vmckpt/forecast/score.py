@@ -13,7 +13,7 @@ class Scored(NamedTuple):
     """One migration: forecast and result. `pause_s` is None if not measured."""
 
     run: str
-    way: TransferMode
+    mode: TransferMode
     forecast: Forecast
     total_s: float
     pause_s: float | None
@@ -58,7 +58,7 @@ def scored(records: Iterable[RunRecord]) -> list[Scored]:
         found.append(
             Scored(
                 record.run,
-                one.way,
+                one.mode,
                 one,
                 result["total_time_s"],
                 None if pause is None else pause / 1e3,
@@ -91,19 +91,19 @@ def in_company(records: Iterable[RunRecord]) -> list[str]:
 
 def score(moves: Sequence[Scored]) -> list[Score]:
     """A line for each method used, and one for all."""
-    ways = sorted({move.way for move in moves})
-    lines = [_line(way, [move for move in moves if move.way is way]) for way in ways]
+    modes = sorted({move.mode for move in moves})
+    lines = [_line(mode, [move for move in moves if move.mode is mode]) for mode in modes]
     return [*lines, _line("all", moves)] if moves else []
 
 
-def _line(way: str, moves: Sequence[Scored]) -> Score:
+def _line(mode: str, moves: Sequence[Scored]) -> Score:
     errors = sorted(abs(move.total_error) for move in moves)
     pauses = [abs(e) for move in moves if (e := move.pause_error_s) is not None]
     inside = [
         move.forecast.downtime_s.holds(move.pause_s) for move in moves if move.pause_s is not None
     ]
     return Score(
-        way=str(way),
+        way=str(mode),
         moves=len(moves),
         total_error=median(errors),
         total_error_p90=errors[min(int(0.9 * len(errors)), len(errors) - 1)],
@@ -123,7 +123,7 @@ def facts(moves: Sequence[Scored]) -> list[dict[str, Any]]:
     return [
         {
             "run": move.run,
-            "way": move.way,
+            "way": move.mode,
             "total_s": move.total_s,
             "forecast_total_s": move.forecast.total_s.to_json(),
             "pause_s": move.pause_s,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.group.member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
 from vmckpt.checkpoint.operate import StoreJob, taking
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.errors import UsageError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut
 from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle
@@ -35,7 +35,7 @@ class GroupOptions:
 
 
 async def create(
-    vms: Sequence[Vm], asked: GroupOptions, tell: Tell, key: KeySource | None = None
+    vms: Sequence[Vm], options: GroupOptions, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Take the checkpoints; returns the result. Every guest continues, whatever happens.
 
@@ -43,14 +43,14 @@ async def create(
     OutcomeUnknownError when a host fell silent in the commit.
     """
     require_group([vm.name for vm in vms])
-    if not LEAST_HELD_S <= asked.most_held_s <= MOST_HELD_S:
+    if not LEAST_HELD_S <= options.most_held_s <= MOST_HELD_S:
         raise UsageError(
-            f"output cannot be held for {asked.most_held_s:g} s at most",
+            f"output cannot be held for {options.most_held_s:g} s at most",
             why=f"it is {LEAST_HELD_S:g} to {MOST_HELD_S:g} s: QEMU's buffers have room for 10,000 "
             "packets, and what comes beyond is lost",
             remedy="leave out --max-hold: 250 ms do where hosts answer",
         )
-    works = await all_of(_work(vm, asked, key) for vm in vms)
+    works = await all_of(_work(vm, options, key) for vm in vms)
     for vm in vms:
         if not vm.spec.nics:
             tell(f"{vm.name} has no network: there is no output to hold")
@@ -59,7 +59,7 @@ async def create(
     switch = [*own_command(), "settle-groups"]
     with armed(switch, groups_dir() / f"{group_id}.log"):
         async with led(group_id):
-            return await _taken(works, asked, group_id, tell, key)
+            return await _taken(works, options, group_id, tell, key)
 
 
 def require_group(names: Sequence[str]) -> None:
@@ -68,22 +68,22 @@ def require_group(names: Sequence[str]) -> None:
     if twice or len(names) < 2:
         raise UsageError(
             f"{', '.join(names) or 'nothing'} is not a group",
-            why=f"'{twice[0]}' is in it twice" if twice else "it takes two VMs at least",
-            remedy="write --group WEB,DB,...; one VM alone needs none",
+            why=f"'{twice[0]}' is in it twice" if twice else "a group has at least two VMs",
+            remedy="write --group WEB,DB,...; a single VM needs no group",
         )
 
 
 async def _work(
-    vm: Vm, asked: GroupOptions, key: KeySource | None
+    vm: Vm, options: GroupOptions, key: KeySource | None
 ) -> StoreJob[Take, TakenCheckpoint]:
-    wish = replace(asked.wish, name=f"{asked.name}.{vm.name}")
-    work = await taking(vm, asked.store, wish, key)
-    return work._replace(held_s=asked.most_held_s)
+    wish = replace(options.wish, name=f"{options.name}.{vm.name}")
+    work = await taking(vm, options.store, wish, key)
+    return work._replace(held_s=options.most_held_s)
 
 
 async def _taken(
     works: Sequence[StoreJob[Take, TakenCheckpoint]],
-    asked: GroupOptions,
+    options: GroupOptions,
     group_id: str,
     tell: Tell,
     key: KeySource | None,
@@ -92,8 +92,8 @@ async def _taken(
     done: dict[str, Mapping[str, Any]] = {}
     try:
         async with at_work(works) as (head, services):
-            stored = await cut(head, asked.most_held_s, tell)
-            journal = _journal(group_id, asked.name, services, stored)
+            stored = await cut(head, options.most_held_s, tell)
+            journal = _journal(group_id, options.name, services, stored)
             journal.write()
             done = await to_the_end(_committed(head, journal, stored))
     except (VmckptError, OSError):
@@ -101,15 +101,15 @@ async def _taken(
             raise
     else:
         journal.forget()
-    return _told(group_id, asked.name, stored, done)
+    return _result(group_id, options.name, stored, done)
 
 
 async def _committed(
     head: GroupHead, journal: GroupJournal, stored: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    members = {vm: said["id"] for vm, said in stored.items()}
-    head.tell_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
-    return await head.all_say("committed", ANSWER_S + TOGETHER_S)
+    members = {vm: message["id"] for vm, message in stored.items()}
+    head.send_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
+    return await head.expect_all("committed", ANSWER_S + TOGETHER_S)
 
 
 def _journal(
@@ -120,8 +120,8 @@ def _journal(
             vm=service.work.vm,
             host=service.work.host.name,
             process=service.process,
-            store_host=service.work.place.host.name if service.work.place.host else None,
-            store=service.work.place.path,
+            store_host=service.work.location.host.name if service.work.location.host else None,
+            store=service.work.location.path,
             checkpoint=stored[service.work.vm]["id"],
         )
         for service in services
@@ -129,15 +129,15 @@ def _journal(
     return GroupJournal(group_id, name, tuple(parts))
 
 
-def _told(
+def _result(
     group_id: str,
     name: str,
     stored: Mapping[str, Mapping[str, Any]],
     done: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The result for the caller. Skew is by the hosts' clocks, as far as they agree."""
-    stops = [said["held"]["stopped_unix_s"] for said in stored.values()]
-    held_s = [said["held"]["held_s"] for said in stored.values()]
+    stops = [message["held"]["stopped_unix_s"] for message in stored.values()]
+    held_s = [message["held"]["held_s"] for message in stored.values()]
     return {
         "group": group_id,
         "name": name,
@@ -145,13 +145,13 @@ def _told(
         "held_ms": round(max(held_s) * 1e3, 3),
         "members": {
             vm: {
-                "id": said["id"],
-                "held_ms": round(said["held"]["held_s"] * 1e3, 3),
-                "stopping_unix_s": said["held"]["stopping_unix_s"],
-                "stopped_unix_s": said["held"]["stopped_unix_s"],
-                "runs_unix_s": said["held"]["runs_unix_s"],
+                "id": message["id"],
+                "held_ms": round(message["held"]["held_s"] * 1e3, 3),
+                "stopping_unix_s": message["held"]["stopping_unix_s"],
+                "stopped_unix_s": message["held"]["stopped_unix_s"],
+                "runs_unix_s": message["held"]["runs_unix_s"],
                 **done.get(vm, {}).get("result", {}),
             }
-            for vm, said in stored.items()
+            for vm, message in stored.items()
         },
     }

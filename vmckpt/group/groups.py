@@ -31,11 +31,11 @@ def groups(entries: Iterable[CatalogueEntry]) -> list[Group]:
     found: dict[str, Group] = {}
     by_id = {entry.id: entry for entry in entries}
     for entry in by_id.values():
-        said = entry.facts.group if entry.facts else None
-        if said is None or said["id"] in found:
+        message = entry.facts.group if entry.facts else None
+        if message is None or message["id"] in found:
             continue
-        there = {vm: by_id[one] for vm, one in said["members"].items() if one in by_id}
-        found[said["id"]] = Group(said["id"], said["name"], said["members"], there)
+        there = {vm: by_id[one] for vm, one in message["members"].items() if one in by_id}
+        found[message["id"]] = Group(message["id"], message["name"], message["members"], there)
     return list(found.values())
 
 

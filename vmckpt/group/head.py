@@ -76,7 +76,7 @@ class GroupHead:
     def __init__(self, lines: Mapping[str, Line]) -> None:
         self._lines = lines
 
-    async def all_say(
+    async def expect_all(
         self, word: str, within_s: float | None = None
     ) -> dict[str, Mapping[str, Any]]:
         """What each member sends with `word`. Raises the first one's error; OperationFailedError if
@@ -85,25 +85,25 @@ class GroupHead:
         works = [self._hear(vm, word, within_s) for vm in self._lines]
         return dict(zip(self._lines, await all_of(works), strict=True))
 
-    def tell_all(self, word: str, **more: Any) -> None:
+    def send_all(self, word: str, **more: Any) -> None:
         """Send a word to all of them at once."""
         for line in self._lines.values():
-            line.say(word, **more)
+            line.send(word, **more)
 
-    async def all_answer(self, word: str, within_s: float) -> dict[str, float]:
+    async def ask_all(self, word: str, within_s: float) -> dict[str, float]:
         """Send a word to all, and await it from each: how long each took. Raises as above."""
         now_s = asyncio.get_running_loop().time
-        told_s = now_s()
-        self.tell_all(word)
+        said_s = now_s()
+        self.send_all(word)
 
         async def answered(vm: str) -> float:
             await self._hear(vm, word, within_s)
-            return now_s() - told_s
+            return now_s() - said_s
 
         took_s = await all_of(answered(vm) for vm in self._lines)
         return dict(zip(self._lines, took_s, strict=True))
 
-    async def by_turns(
+    async def in_turns(
         self, rows: Sequence[Sequence[str]], word: str, answer: str, within_s: float
     ) -> None:
         """Send to each when the previous one in its row has answered. All of it `within_s`.
@@ -115,33 +115,33 @@ class GroupHead:
 
         async def one_by_one(row: Sequence[str]) -> None:
             for vm in row:
-                self._lines[vm].say(word)
+                self._lines[vm].send(word)
                 await self._hear(vm, answer, due_s - now_s(), of_s=within_s)
 
         await all_of(one_by_one(row) for row in rows)
 
     def give_up(self, why: str) -> None:
         """Have each undo what it can."""
-        self.tell_all(VOID, why=why)
+        self.send_all(VOID, why=why)
 
     async def _hear(
         self, vm: str, word: str, within_s: float | None, *, of_s: float | None = None
     ) -> Mapping[str, Any]:
         """`within_s` is what others have left of `of_s`."""
         try:
-            said = await self._lines[vm].hear(within_s)
+            message = await self._lines[vm].receive(within_s)
         except TimeoutError as exc:
             limit_s = of_s or within_s or 0
             raise given_up(f"'{vm}' was not '{word}' within {limit_s:.3g} s") from exc
         try:
-            convert(_MORE.get(said.word, object), said.more)
+            convert(_MORE.get(message.word, object), message.more)
         except MalformedError as exc:
-            raise given_up(f"'{vm}' said '{said.word}', and {exc}") from exc
-        if said.word == FAILED:
-            raise unpack_error(said.more["error"])
-        if said.word != word:
-            raise given_up(f"'{vm}' said '{said.word}' and not '{word}'")
-        return said.more
+            raise given_up(f"'{vm}' said '{message.word}', and {exc}") from exc
+        if message.word == FAILED:
+            raise unpack_error(message.more["error"])
+        if message.word != word:
+            raise given_up(f"'{vm}' said '{message.word}' and not '{word}'")
+        return message.more
 
 
 async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -152,20 +152,20 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     because the order came too late, reports that, and the cut fails. Cuts need not be simultaneous:
     members on one machine with few processors take turns.
     """
-    prepared = await head.all_say("prepared")
+    prepared = await head.expect_all("prepared")
     tell("all are ready")
-    answers_s = await head.all_answer("set", TOGETHER_S)
-    places = {
-        vm: MemberSite(said["machine"], said["processors"], answers_s[vm])
-        for vm, said in prepared.items()
+    answers_s = await head.ask_all("set", TOGETHER_S)
+    sites = {
+        vm: MemberSite(message["machine"], message["processors"], answers_s[vm])
+        for vm, message in prepared.items()
     }
     with in_real_time():
-        await head.by_turns(turns(places, most_held_s), "cut", "stopped", most_held_s)
-        head.tell_all("release")
-    await head.all_say("captured", ANSWER_S)
-    head.tell_all("store")
+        await head.in_turns(turns(sites, most_held_s), "cut", "stopped", most_held_s)
+        head.send_all("release")
+    await head.expect_all("captured", ANSWER_S)
+    head.send_all("store")
     tell("all guests were paused: storing")
-    return dict(await head.all_say("stored"))
+    return dict(await head.expect_all("stored"))
 
 
 async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -174,11 +174,11 @@ async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any
     No restored guest runs before all old ones are paused: their output would come from a discarded
     future.
     """
-    await head.all_say("ready")
+    await head.expect_all("ready")
     tell("all can continue")
-    head.tell_all("switch")
-    await head.all_say("switched", TOGETHER_S)
-    head.tell_all("run")
-    await head.all_say("running", TOGETHER_S)
-    head.tell_all("done")
-    return {vm: said["result"] for vm, said in (await head.all_say("settled")).items()}
+    head.send_all("switch")
+    await head.expect_all("switched", TOGETHER_S)
+    head.send_all("run")
+    await head.expect_all("running", TOGETHER_S)
+    head.send_all("done")
+    return {vm: message["result"] for vm, message in (await head.expect_all("settled")).items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
+from vmckpt.checkpoint.catalogue.location import Key, StoreLocation, opened
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -93,7 +93,7 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
     parts, silent = list[Part](), list[VmckptError]()
     for part in journal.parts:
         try:
-            parts.append(part if part.committed else await _looked_for(part, key))
+            parts.append(part if part.committed else await _found_part(part, key))
         except VmckptError as exc:
             parts.append(part)
             silent.append(exc)
@@ -117,7 +117,7 @@ async def settle(journal: GroupJournal, key: Key = None) -> bool:
 
 async def settle_left(key: Key = None) -> list[str]:
     """Settle what dead heads have left; returns the messages about it."""
-    said = []
+    message = []
     for name in _journals().names():
         try:
             async with led(name):
@@ -125,12 +125,12 @@ async def settle_left(key: Key = None) -> list[str]:
                 if journal is None:
                     continue
                 outcome = "is whole" if await settle(journal, key) else "was removed"
-                said.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
+                message.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
         except BusyError:
             continue
         except VmckptError as exc:
-            said.append(f"{exc.what}: {exc.why}")
-    return said
+            message.append(f"{exc.what}: {exc.why}")
+    return message
 
 
 async def _require_ended(part: Part) -> None:
@@ -143,21 +143,21 @@ async def _require_ended(part: Part) -> None:
         )
 
 
-async def _looked_for(part: Part, key: Key) -> Part:
+async def _found_part(part: Part, key: Key) -> Part:
     await _require_ended(part)
-    async with opened(_place(part), key) as store:
+    async with opened(_location(part), key) as store:
         is_there = part.checkpoint in await in_thread(store.ids)
     return replace(part, committed=is_there)
 
 
 async def _removed(part: Part, key: Key) -> None:
     if part.committed:
-        async with opened(_place(part), key) as store:
+        async with opened(_location(part), key) as store:
             with suppress(NotFoundError):  # another command has removed it
                 await in_thread(partial(store.remove, [part.checkpoint]))
 
 
-def _place(part: Part) -> StoreLocation:
+def _location(part: Part) -> StoreLocation:
     return StoreLocation(
         None if part.store_host is None else find_host(part.store_host), part.store
     )

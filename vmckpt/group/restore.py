@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vmckpt.checkpoint.operate import restoring
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import require_own, restores_on
 from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore

@@ -10,7 +10,7 @@ from vmckpt.checkpoint.group.member import HEAD_S
 from vmckpt.checkpoint.jobs import RESTORE
 from vmckpt.checkpoint.operate import StoreJob, begun
 from vmckpt.errors import HostDownError, VmckptError
-from vmckpt.events.types import unheard
+from vmckpt.events.types import ignore_event
 from vmckpt.group.head import GroupHead
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.handle import Handle
@@ -75,7 +75,7 @@ async def _line(service: Service) -> Line:
     given_up_s = asyncio.get_running_loop().time() + HEAD_S
     while not await host.await_path(control, 1.0):
         if not await host.is_alive(service.process):
-            await service.job.outcome(unheard)
+            await service.job.outcome(ignore_event)
         if asyncio.get_running_loop().time() > given_up_s:
             raise HostDownError(
                 f"the {service.work.kind.what} of '{service.work.vm}' does not join its group",

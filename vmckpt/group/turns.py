@@ -24,23 +24,23 @@ class MemberSite(NamedTuple):
     answer_s: float
 
 
-def turns(places: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
+def turns(sites: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
     """Rows of members, each to be stopped when the previous one in its row is paused.
 
     All rows proceed concurrently. With slow connections there are more rows with fewer turns.
     """
     machines: dict[str, list[str]] = {}
-    for vm, place in places.items():
-        machines.setdefault(place.machine, []).append(vm)
-    return [row for vms in machines.values() for row in _rows(vms, places, most_held_s)]
+    for vm, site in sites.items():
+        machines.setdefault(site.machine, []).append(vm)
+    return [row for vms in machines.values() for row in _rows(vms, sites, most_held_s)]
 
 
 def _rows(
-    vms: list[str], places: Mapping[str, MemberSite], most_held_s: float
+    vms: list[str], sites: Mapping[str, MemberSite], most_held_s: float
 ) -> Iterable[list[str]]:
-    processors = min(places[vm].processors for vm in vms)
+    processors = min(sites[vm].processors for vm in vms)
     # A late answer shows a busy member; the quickest shows what a message takes.
-    word_s = min(places[vm].answer_s for vm in vms)
+    word_s = min(sites[vm].answer_s for vm in vms)
     most_turns = max(int(most_held_s / _HELD_SHARE / max(word_s, 1e-6)), 1)
     wide = max(processors // _SHARE, -(-len(vms) // most_turns), 1)
     return [vms[first::wide] for first in range(min(wide, len(vms)))]

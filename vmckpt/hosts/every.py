@@ -36,7 +36,7 @@ class Answers(NamedTuple, Generic[T]):
 
     given: list[T]
     silent: list[VmckptError]
-    unheard: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
     arrivals: tuple[Arrival, ...] = ()
 
@@ -50,14 +50,14 @@ async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[
         except VmckptError as exc:
             return exc
 
-    asked = list(hosts)
-    found = await asyncio.gather(*map(ask, asked))
+    queried = list(hosts)
+    found = await asyncio.gather(*map(ask, queried))
     return Answers(
         [one for one in found if not isinstance(one, VmckptError)],
         [one for one in found if isinstance(one, VmckptError)],
         tuple(
             host.name
-            for host, one in zip(asked, found, strict=True)
+            for host, one in zip(queried, found, strict=True)
             if isinstance(one, VmckptError)
         ),
     )

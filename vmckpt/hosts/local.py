@@ -303,7 +303,8 @@ class LocalHost(HostEntry):
             return grant(grants, uids)
         except OSError as exc:
             raise StorageError(
-                f"cannot give {exc.filename or 'a file'} on {self.name} to a VM's own user",
+                f"cannot make a VM's own user the owner of {exc.filename or 'a file'} on "
+                f"{self.name}",
                 why=exc.strerror or str(exc),
                 remedy="run vmckpt as root there, on a file system that keeps owners; or: "
                 f"vmckpt host set {self.name} --vm-uids none",
@@ -335,11 +336,11 @@ class LocalHost(HostEntry):
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
                 # Deeper than Python's recursion limit: rm(1) has none. Or still being written to.
-                tries, said = REMOVE_TRIES, ""
+                tries, output = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):
-                        raise OSError(said or "new files keep appearing in it")
-                    said = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
+                        raise OSError(output or "new files keep appearing in it")
+                    output = (await self.run(["rm", "-rf", "--", str(path)])).stderr.strip()
                 with suppress(FileNotFoundError):  # its parent was removed too
                     sync_directory(path.parent)
             else:
@@ -364,14 +365,14 @@ class LocalHost(HostEntry):
 
     async def memory_room(self, directory: Path) -> FreeMemory:
         """Memory for files below `directory` that is neither used nor reserved, in bytes."""
-        with self._readable(promises.PLACE):
+        with self._readable(promises.RECORDS_DIR):
             return promises.room(directory, memory.available_bytes(self.name))
 
     async def promise_memory(self, promise: Promise, *, overcommit: bool) -> FreeMemory:
         """Reserve free memory, or with `overcommit` any."""
         available = partial(memory.available_bytes, self.name)
         give = partial(promises.promise, promise, available, overcommit=overcommit)
-        with self._readable(promises.PLACE):
+        with self._readable(promises.RECORDS_DIR):
             return await asyncio.to_thread(give)
 
     async def unix_time_s(self) -> float:

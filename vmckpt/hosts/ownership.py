@@ -44,8 +44,8 @@ def require_own(directory: Path) -> None:
 def trusted_users() -> set[int]:
     """The users who may write to this user's state, and so may have started its processes."""
     trusted = {0, os.geteuid()}
-    if os.geteuid() == 0 and (asked_by := os.environ.get("SUDO_UID", "")).isdecimal():
-        trusted.add(int(asked_by))
+    if os.geteuid() == 0 and (sudo_uid := os.environ.get("SUDO_UID", "")).isdecimal():
+        trusted.add(int(sudo_uid))
     # In a user namespace all unmapped users, root among them, appear as the same uid.
     lengths = (int(line.split()[2]) for line in _UID_MAP.read_text().splitlines())
     if sum(lengths) < _ALL_UIDS:

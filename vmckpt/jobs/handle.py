@@ -18,7 +18,7 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import Lines
 from vmckpt.events.trace import flags, relay
-from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.events.types import Emit, Note, unless_gone
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import PROCESS, ProcessId
@@ -34,7 +34,7 @@ R = TypeVar("R")
 POLL_S, ALIVE_S = 0.02, 1.0
 RECONNECT_S = 1.0
 # Grace period after a process has ended, for its last output.
-LAST_WORDS_S = 3.0
+LAST_LINES_S = 3.0
 START_TIMEOUT_S = 30.0
 # Time limit for a cancelled job to undo its work.
 END_S = 120.0
@@ -60,7 +60,7 @@ class Handle(Generic[Q, R]):
         An unreachable host is retried for `patience_s`. Raises the job's error; HostDownError;
         OperationFailedError: it did not start; OutcomeUnknownError: it ended without an outcome.
         """
-        found = await _Watch(self, heard_or_not(emit), patience_s).to_the_end()
+        found = await _Watch(self, unless_gone(emit), patience_s).to_the_end()
         return self.result_of(found)
 
     def result_of(self, found: Outcome) -> R:
@@ -76,7 +76,7 @@ class Handle(Generic[Q, R]):
                 remedy="`vmckpt vm list` shows where the VM is and its state",
             ) from exc
 
-    async def told(self) -> Outcome | None:
+    async def outcome_so_far(self) -> Outcome | None:
         """The outcome so far. Raises StorageError, HostDownError."""
         return await load_from(self.host, self.files.outcome, OUTCOME)
 
@@ -187,10 +187,10 @@ async def revoke(kind: JobKind[Q, Any], host: Host, unwanted: Callable[[str, Q],
         if not unwanted(order.vm, request):
             continue
         await job.revoke()
-        told = None
+        outcome = None
         with suppress(StorageError):
-            told = await job.told()
-        if told is None:
+            outcome = await job.outcome_so_far()
+        if outcome is None:
             await job.cancel(f"the {kind.what} of '{order.vm}'")
 
 
@@ -204,7 +204,7 @@ class _Watch:
         self._traced, self._traced_bytes = b"", 0
         self._at_s = 0.0
         self._process: ProcessId | None = None
-        self._looked_s: float | None = None
+        self._checked_s: float | None = None
         self._died_s: float | None = None
         self._lost_s: float | None = None
         self._clock = asyncio.get_running_loop().time
@@ -214,13 +214,13 @@ class _Watch:
         """The final outcome, or the last one that a dead process reported."""
         while True:
             try:
-                found = await self._look()
+                found = await self._read()
                 self._say_found()
                 if found is not None and found.is_final:
                     return found
                 if found is not None and self._died_s is not None:
                     # It may have failed after this was read.
-                    return await self._job.told() or found
+                    return await self._job.outcome_so_far() or found
                 if found is None:
                     await self._host.await_path(self._files.outcome, POLL_S)
                 else:
@@ -233,9 +233,9 @@ class _Watch:
                 self._say_lost(exc, is_new=now_s == self._lost_s)
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _look(self) -> Outcome | None:
+    async def _read(self) -> Outcome | None:
         # Read first: then all events up to it are complete.
-        found = await self._job.told()
+        found = await self._job.outcome_so_far()
         while data := await self._host.read_from(self._files.events, self._offset):
             self._offset += len(data)
             for event in self._lines.feed(data):
@@ -244,7 +244,7 @@ class _Watch:
         if flags():
             await self._relay_trace()
         if found is None or not found.is_final:
-            await self._check_alive(is_told=found is not None)
+            await self._check_alive(has_ended=found is not None)
         return found
 
     async def _relay_trace(self) -> None:
@@ -254,7 +254,7 @@ class _Watch:
             for line in whole:
                 relay(line.decode(errors="replace"))
 
-    async def _check_alive(self, *, is_told: bool) -> None:
+    async def _check_alive(self, *, has_ended: bool) -> None:
         now_s = self._clock()
         if self._process is None:
             with suppress(StorageError):
@@ -262,16 +262,16 @@ class _Watch:
         if self._process is None:
             await self._check_begins(now_s)
             return
-        if self._looked_s is not None and now_s - self._looked_s < ALIVE_S:
+        if self._checked_s is not None and now_s - self._checked_s < ALIVE_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         if await self._host.is_alive(self._process) or (
-            not is_told and await self._is_being_recovered()
+            not has_ended and await self._is_being_recovered()
         ):
             self._died_s = None
             return
         self._died_s = now_s if self._died_s is None else self._died_s
-        if not is_told and now_s - self._died_s > LAST_WORDS_S:
+        if not has_ended and now_s - self._died_s > LAST_LINES_S:
             words = (await self._host.read_text(self._files.log) or "").strip().splitlines()
             raise OutcomeUnknownError(
                 f"it is unknown how the {self._job.kind.what} ended",
@@ -291,7 +291,10 @@ class _Watch:
         starts = begun is None or await self._host.is_alive(begun)
         if starts and now_s - self._began_s < START_TIMEOUT_S:
             return
-        if await self._host.exists(self._files.process) or await self._job.told() is not None:
+        if (
+            await self._host.exists(self._files.process)
+            or await self._job.outcome_so_far() is not None
+        ):
             return  # it has just started
         words = (await self._host.read_text(self._files.log) or "").strip()
         silence = f"no process within {START_TIMEOUT_S:g} s" if starts else "its process was killed"

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.events.lines import to_line
-from vmckpt.events.types import Emit, Event, heard_or_not, unheard
+from vmckpt.events.types import Emit, Event, ignore_event, unless_gone
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.host import HostEntry, entry_fields
 from vmckpt.hosts.local import LocalHost
@@ -58,7 +58,7 @@ class Job(Generic[Q, R]):
 
     def __init__(self, files: JobFiles, host: LocalHost, vm: str, request: Q) -> None:
         self.files, self.host, self.vm, self.request = files, host, vm, request
-        self.emit: Emit = unheard
+        self.emit: Emit = ignore_event
         self._outcome: Outcome | None = None
 
     @property
@@ -102,10 +102,10 @@ class Job(Generic[Q, R]):
 
     def succeed(self, result: R | None) -> None:
         """Finish with this result, or with the one already reported. Raises StorageError."""
-        told = None if result is None else builtins(result)
-        if told is None and self._outcome is not None:
-            told = self._outcome.result
-        self._end(Outcome(told))
+        plain = None if result is None else builtins(result)
+        if plain is None and self._outcome is not None:
+            plain = self._outcome.result
+        self._end(Outcome(plain))
 
     def fail(self, error: Exception) -> None:
         """Finish with an error; a final result is kept. Raises StorageError."""
@@ -180,4 +180,4 @@ def writer(lines: BinaryIO) -> Emit:
         # After a short write the rest of the line follows later.
         del unwritten[: lines.write(unwritten)]
 
-    return heard_or_not(tell)
+    return unless_gone(tell)

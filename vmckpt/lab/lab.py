@@ -26,7 +26,7 @@ from vmckpt.lab.lock import locked
 from vmckpt.lab.namespaces import Namespaces, last_line
 from vmckpt.lab.processes import end_all, find, known, python, reap, tag
 from vmckpt.lab.real import build as real
-from vmckpt.lab.real.build import BARE_QEMU, MachineKit, check_look
+from vmckpt.lab.real.build import BARE_QEMU, MachineKit, check_kit
 from vmckpt.lab.real.management import remove_cable
 from vmckpt.lab.state import (
     HOST_PREFIX,
@@ -54,20 +54,20 @@ class LabRemoval:
 
 
 async def up(
-    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: MachineKit | None = None
+    state_dir: Path, *, hosts: int, qemus: Sequence[Path], kit: MachineKit | None = None
 ) -> Lab:
     """Create a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, everything works.
 
-    The i-th host gets qemus[i], or the last one. With a `look` hosts look like machines; bare ones
+    The i-th host gets qemus[i], or the last one. With a `kit` hosts look like machines; bare ones
     need no QEMU. On failure and on cancellation everything created is removed again (which blocks
     for a moment). Raises UsageError, BusyError if `up` or `down` runs, RefusedError if there is a
     lab, including an incomplete one left by a crash, or if this machine or user cannot have one,
     OperationFailedError.
     """
     directory = lab_directory(state_dir)
-    _check_request(hosts, qemus, look)
-    if look:
-        check_look(look)
+    _check_request(hosts, qemus, kit)
+    if kit:
+        check_kit(kit)
     check_path_lengths(directory)
     names = [f"{HOST_PREFIX}{letter}" for letter in string.ascii_lowercase[:hosts]]
     async with locked(directory):
@@ -79,7 +79,7 @@ async def up(
             heartbeats_socket(directory).parent.mkdir(mode=0o700)
             given = [path.absolute() for path in qemus] or [BARE_QEMU]
             paths = [given[min(i, len(given) - 1)] for i in range(hosts)]
-            lab = await _build(namespaces, names, paths, look)
+            lab = await _build(namespaces, names, paths, kit)
             write_record(lab)
             enter_hosts(lab)
         except BaseException:
@@ -104,14 +104,14 @@ async def down(state_dir: Path) -> LabRemoval:
         return _remove(directory, pids)
 
 
-def _check_request(hosts: int, qemus: Sequence[Path], look: MachineKit | None) -> None:
+def _check_request(hosts: int, qemus: Sequence[Path], kit: MachineKit | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
             f"no lab of {hosts} hosts",
             why=f"a lab has 1 to {MAX_HOSTS}",
             remedy="give another number of hosts",
         )
-    if not qemus and not (look and look.bare):
+    if not qemus and not (kit and kit.bare):
         raise UsageError("no QEMU was named", why="a host needs one", remedy="name its path")
     for path in qemus:
         if not os.access(path, os.X_OK) or path.is_dir():
@@ -139,14 +139,14 @@ def _refuse_a_second(state_dir: Path) -> None:
 
 
 async def _build(
-    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: MachineKit | None
+    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], kit: MachineKit | None
 ) -> Lab:
     directory = namespaces.directory
     switch = await namespaces.make_switch()
     switch_enter = namespaces.enter(switch)
     await _check_taps(directory, switch_enter)
     mark = tag(directory)
-    begun = await real.begin(namespaces, switch, names, qemus, look) if look else None
+    begun = await real.begin(namespaces, switch, names, qemus, kit) if kit else None
     hosts = begun.hosts if begun else await _make_hosts(namespaces, switch, names, qemus)
     try:
         await network.make_switch(directory, switch_enter, mark, hosts)
@@ -169,7 +169,7 @@ async def _build(
         observer=known(observer),
         heartbeats=heartbeats_socket(directory),
         hosts=hosts,
-        bare=look is not None and look.bare,
+        bare=kit is not None and kit.bare,
     )
 
 
@@ -208,8 +208,8 @@ async def _check_taps(directory: Path, enter: tuple[str, ...]) -> None:
 
 def _start_observer(namespaces: Namespaces, enter: tuple[str, ...]) -> int:
     path = heartbeats_socket(namespaces.directory)
-    place = f"{network.CLIENT_ADDRESS}:{HEARTBEAT_PORT}"
-    argv = python("vmckpt.lab.heartbeats", "--bind", place, "--socket", str(path))
+    address = f"{network.CLIENT_ADDRESS}:{HEARTBEAT_PORT}"
+    argv = python("vmckpt.lab.heartbeats", "--bind", address, "--socket", str(path))
     return namespaces.start([*enter, *argv], "observer")
 
 

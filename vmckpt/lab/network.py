@@ -121,14 +121,14 @@ async def shape_link(lab: Lab, host: str, rate_bytes_per_s: int | None) -> None:
     A token bucket (tc-tbf(8)) with a burst of 10 ms and a queue of 100 ms. Raises NotFoundError,
     OperationFailedError.
     """
-    target = lab.host(host)
+    machine = lab.host(host)
     discipline = ["noqueue"]
     if rate_bytes_per_s is not None:
         burst_bytes = max(_BURST_MIN_BYTES, int(rate_bytes_per_s * _BURST_S))
         # In tc "bps" is bytes per second.
         discipline = ["tbf", "rate", f"{rate_bytes_per_s}bps", "burst", str(burst_bytes)]
         discipline += ["latency", f"{_QUEUE_S * 1000:.0f}ms"]
-    for enter, device in ((lab.client_enter, _port(target)), (target.enter, "mig0")):
+    for enter, device in ((lab.client_enter, _port(machine)), (machine.enter, "mig0")):
         command = [*enter, tool("tc"), "qdisc", "replace", "dev", device, "root", *discipline]
         await run(command, lab.directory)
 

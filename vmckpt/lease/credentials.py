@@ -56,21 +56,21 @@ class EtcdCredentials:
 def read_credentials(path: Path) -> EtcdCredentials:
     """Read a credentials file. Raises UsageError, also if others could read secrets."""
     try:
-        said = parse_toml(path.read_text())
+        reply = parse_toml(path.read_text())
     except (OSError, ValueError) as exc:  # includes MalformedError
         raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
     names = {field.name for field in fields(EtcdCredentials)}
-    if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:
+    if wrong := [name for name, value in reply.items() if not _is_right(name, value, names)]:
         why = f"{path}: {', '.join(wrong)} is unknown, or not text"
         raise _unusable(why, f"it has {', '.join(sorted(names))}")
     for one, other in (("certificate", "key"), ("user", "password_file")):
-        if (one in said) != (other in said):
+        if (one in reply) != (other in reply):
             raise _unusable(f"{path}: {one} and {other} go together", "give both, or neither")
-    paths = {name: path.parent / said[name] for name in said if name != "user"}
+    paths = {name: path.parent / reply[name] for name in reply if name != "user"}
     for name in ("key", "password_file"):
         if name in paths:
             _require_private(paths[name])
-    return EtcdCredentials(**paths, user=said.get("user", ""))
+    return EtcdCredentials(**paths, user=reply.get("user", ""))
 
 
 def _is_right(name: str, value: object, names: set[str]) -> bool:

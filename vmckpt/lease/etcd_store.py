@@ -76,7 +76,7 @@ class EtcdStore:
             raise StorageError(
                 f"the lease of '{vm}' is gone",
                 why=f"{self._prefix}{vm} was removed from etcd",
-                remedy="stop every protection of the VM, make sure that it runs once, and "
+                remedy="stop every protection of the VM, make sure that it runs only once, and "
                 "protect it again",
             )
         return found
@@ -87,7 +87,7 @@ class EtcdStore:
         """What `read` makes of the first answer, or None and why each endpoint gave none."""
         failures: dict[str, Exception] = {}
         tasks = [
-            asyncio.ensure_future(self._insist(gateway, path, question, read, failures))
+            asyncio.ensure_future(self._retry(gateway, path, question, read, failures))
             for gateway in self._endpoints
         ]
         try:
@@ -100,7 +100,7 @@ class EtcdStore:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _insist(
+    async def _retry(
         self,
         gateway: Gateway,
         path: str,
@@ -142,13 +142,13 @@ class EtcdStore:
     def _down(self, vm: str, failures: dict[str, Exception]) -> ArbiterDownError:
         return ArbiterDownError(
             f"etcd grants nothing for '{vm}'",
-            why=_said(failures),
+            why=_failed(failures),
             remedy="bring a majority of its members back; until then nothing is granted or renewed",
         )
 
     def _unknown(self, vm: str, failures: dict[str, Exception]) -> OutcomeUnknownError:
         remedy = "look again; bring a majority of its members back if they are down"
-        if NO_SPACE in (why := _said(failures)):
+        if NO_SPACE in (why := _failed(failures)):
             remedy = (
                 "compact and defragment etcd, or give it a larger --quota-backend-bytes, then: "
                 "etcdctl alarm disarm; until then nothing is granted or renewed"
@@ -158,5 +158,5 @@ class EtcdStore:
         )
 
 
-def _said(failures: dict[str, Exception]) -> str:
+def _failed(failures: dict[str, Exception]) -> str:
     return "; ".join(f"{url}: {failure}" for url, failure in sorted(failures.items()))

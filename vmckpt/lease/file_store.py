@@ -194,7 +194,7 @@ class FileStore:
             raise StorageError(
                 f"the lease of '{vm}' is gone",
                 why=f"{self._versions(vm)} was removed, or is empty",
-                remedy="stop every protection of the VM, make sure that it runs once, and "
+                remedy="stop every protection of the VM, make sure that it runs only once, and "
                 "protect it again",
             )
         return now
@@ -252,7 +252,7 @@ def _no_lease(path: Path, why: str) -> StorageError:
     return StorageError(
         f"{path} holds no lease",
         why=why,
-        remedy="stop every protection of the VM, make sure that it runs once, and remove it",
+        remedy="stop every protection of the VM, make sure that it runs only once, and remove it",
     )
 
 

@@ -132,7 +132,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
     if response.status == 200:
         header = value.get("header")
         if not isinstance(header, dict) or not str(header.get("revision")).isdecimal():
-            raise GatewayUnansweredError("its answer is malformed: it is none of etcd's")
+            raise GatewayUnansweredError("its answer is malformed: it is not etcd's")
         return value
     why = str(value.get("error") or value.get("message") or f"status {response.status}")
     if is_refused or "no leader" in why:

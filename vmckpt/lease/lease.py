@@ -49,7 +49,7 @@ class Lease:
         self._is_given_up = False
         self._replaced: SeenRecord | None = None
         # Sent and not answered, each with the time before it was sent.
-        self._asked: list[tuple[LeaseRecord, float]] = []
+        self._pending: list[tuple[LeaseRecord, float]] = []
         self._attempt = 0
         self._one_at_a_time = asyncio.Lock()
 
@@ -64,14 +64,14 @@ class Lease:
         return self._held
 
     @property
-    def has_asked(self) -> bool:
+    def has_requested(self) -> bool:
         """Whether a term was ever requested, granted or not."""
         return self._attempt > 0
 
     @property
     def is_in_doubt(self) -> bool:
         """Whether a request may yet be executed: it has no answer, and no later write."""
-        return bool(self._asked)
+        return bool(self._pending)
 
     @property
     def replaced(self) -> SeenRecord | None:
@@ -103,19 +103,19 @@ class Lease:
         """Whether a replica may take over from us; UNSETTLED also if the term is not ours."""
         if self._held is None or self._seen is None:
             return ReplicaStanding.UNSETTLED
-        possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._asked)}
+        possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._pending)}
         if len(possible) > 1:
             return ReplicaStanding.UNSETTLED
         return ReplicaStanding.SOLO if possible == {None} else ReplicaStanding.IN_SYNC
 
-    async def look(self) -> SeenRecord | None:
+    async def read(self) -> SeenRecord | None:
         """The current record, and since when we have seen it unchanged."""
         async with self._one_at_a_time:
-            await self._look()
+            await self._read()
             return self._seen
 
     async def take(self, dead: Holding | None = None) -> HeldTerm:
-        """Take the next term, as an entitled claimant, from a holder that cannot act any more.
+        """Take the next term, as an entitled claimant, from a holder that can no longer act.
 
         `dead`: a holder that was proved dead. Renews a term that is already ours. Raises
         RefusedError (we are not entitled, the holder's lease may still run, another was faster).
@@ -125,14 +125,15 @@ class Lease:
     async def claim(self) -> HeldTerm:
         """Claim the next term from a holder that may still act; raises as `take` does.
 
-        From here on that holder can record nothing any more, least of all that it continues alone:
-        so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
+        From here on that holder can no longer record anything, least of all that it continues
+        alone: so it may be fenced. The guest may run here once `wait_s` of `replaced` is over, not
+        before.
         """
         return await self._take(self._require_entitled)
 
     async def _take(self, require: Callable[[SeenRecord], None]) -> HeldTerm:
         async with self._one_at_a_time:
-            await self._look()
+            await self._read()
             self._is_given_up = False
             while True:
                 record, over = self._next_term(require)
@@ -141,7 +142,7 @@ class Lease:
                     return held
 
     async def renew(self) -> HeldTerm:
-        """Hold the term for another span. Raises RefusedError when it is not ours any more."""
+        """Hold the term for another span. Raises RefusedError when it is no longer ours."""
         return await self._rewrite(rule.renewed)
 
     async def record_in_sync(self, replica: str) -> HeldTerm:
@@ -155,7 +156,7 @@ class Lease:
         )
 
     async def record_solo(self) -> HeldTerm:
-        """No replica may take over any more. Also renews; raises as `renew` does.
+        """From now on no replica may take over. Also renews; raises as `renew` does.
 
         Output may leave unacknowledged once this has returned, not before.
         """
@@ -209,8 +210,8 @@ class Lease:
         """The record to write over. It is read again if a request has no answer yet, or our lease
         has ended: the record of its version may by now be another's, over an older copy.
         """
-        if self._asked or (self._held is not None and self._held.until_s <= self._clock()):
-            await self._look()
+        if self._pending or (self._held is not None and self._held.until_s <= self._clock()):
+            await self._read()
         if self._held is None or self._seen is None:
             holder = self._seen.now.record.holder if self._seen else "no host"
             raise RefusedError(
@@ -220,7 +221,7 @@ class Lease:
             )
         return self._seen.now
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         found = await self._store.read(self.vm)
         if found is not None:
             self._note(found)
@@ -231,11 +232,11 @@ class Lease:
         """Write it over that version; None if something else is stored there."""
         before_s = self._clock()
         question = (record, before_s)
-        self._asked.append(question)
+        self._pending.append(question)
         try:
             found = await self._store.replace(self.vm, record, over=over)
         except (ArbiterDownError, StorageError):  # certainly not done
-            self._asked.remove(question)
+            self._pending.remove(question)
             raise
         self._note(found)
         if found.record != record:
@@ -254,12 +255,12 @@ class Lease:
         else:
             self._seen = SeenRecord(found, answered_s)
         self._held = None
-        for record, before_s in self._asked:
+        for record, before_s in self._pending:
             if record == found.record and not (record.released or self._is_given_up):
                 self._held = HeldTerm(record.term, before_s + record.span.holder_s)
                 if before is not None and before.now.record.term < record.term:
                     self._replaced = before
-        self._asked.clear()  # each was to replace an older version: it never will
+        self._pending.clear()  # each was to replace an older version: it never will
 
     def _require_entitled(self, seen: SeenRecord) -> None:
         record = seen.now.record
@@ -292,5 +293,6 @@ def _forgotten(vm: str, seen: Versioned, found: str) -> RefusedError:
         f"the arbiter has forgotten what it granted for VM '{vm}'",
         why=f"it had term {seen.record.term} (version {seen.version}), now it has {found}: it "
         "was restored from an older copy, or the record was removed",
-        remedy="stop every protection of the VM, make sure that it runs once, and protect it again",
+        remedy="stop every protection of the VM, make sure that it runs only once, and protect it "
+        "again",
     )

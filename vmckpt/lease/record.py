@@ -79,5 +79,5 @@ def decode(data: bytes | str, where: str) -> LeaseRecord:
             f"{where} holds no lease",
             why=str(exc),
             remedy="install the same vmckpt everywhere; if the record was damaged, stop every "
-            "protection of the VM, make sure that it runs once, and remove the record",
+            "protection of the VM, make sure that it runs only once, and remove the record",
         ) from exc

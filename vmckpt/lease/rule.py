@@ -56,7 +56,7 @@ def is_entitled(record: LeaseRecord, claimant: Claimant) -> bool:
 
 
 def wait_s(seen: SeenRecord, *, now_s: float, dead: Holding | None = None) -> float:
-    """How long the holder may still believe that it holds the term; 0: it cannot any more.
+    """How long the holder may still believe that it holds the term; 0: it no longer can.
 
     `dead` is positive proof: that process will never act again.
     """

@@ -60,7 +60,7 @@ def ram_layout(ram_file: Path) -> tuple[Piece, ...]:
         each = max(COMPRESSED_PAGES // max(sum(map(bool, held)), 1), 1)
         sample, described = _Sample(fd), list[Piece]()
         for piece, inside in zip(pieces, held, strict=True):
-            found = sample.look(_some(inside, SAMPLED_PAGES // PIECES), each)
+            found = sample.measure(_some(inside, SAMPLED_PAGES // PIECES), each)
             share = sum(map(len, inside)) / len(piece)
             described.append(Piece(1 - share, _part(found, share)))
         return tuple(described)
@@ -80,9 +80,9 @@ def _some(extents: Sequence[range], most: int) -> list[int]:
     ends = list(accumulate(map(len, extents)))
     pages = ends[-1] if ends else 0
     numbers = []
-    for place in sorted(random.sample(range(pages), min(pages, most))):
-        extent = bisect_right(ends, place)
-        numbers.append(extents[extent][place - ends[extent]])
+    for index in sorted(random.sample(range(pages), min(pages, most))):
+        extent = bisect_right(ends, index)
+        numbers.append(extents[extent][index - ends[extent]])
     return numbers
 
 
@@ -113,7 +113,7 @@ def pages_content(ram_file: Path, chosen: PageSet) -> Content:
     if len(numbers) > SAMPLED_PAGES:
         numbers = sorted(random.sample(numbers, SAMPLED_PAGES))
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        return _Sample(fd).look(numbers, COMPRESSED_PAGES)
+        return _Sample(fd).measure(numbers, COMPRESSED_PAGES)
 
 
 def _pages(spans: Iterable[Span]) -> list[range]:
@@ -127,14 +127,14 @@ class _Sample:
         self._fd = fd
         self._stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
 
-    def look(self, numbers: Sequence[int], compressed: int) -> Content:
+    def measure(self, numbers: Sequence[int], compressed: int) -> Content:
         """The content of these pages; at most so many of them are compressed."""
         pages = [os.pread(self._fd, PAGE_BYTES, number * PAGE_BYTES) for number in numbers]
         filled = [page for page in pages if page != _ZERO_PAGE]
         if not filled:
             return Content(1.0, 0.0, 0.0, 1.0)
         chosen = sorted(random.sample(range(len(filled)), min(compressed, len(filled))))
-        ratios = [self._ratio(filled[place]) for place in chosen]
+        ratios = [self._ratio(filled[index]) for index in chosen]
         compressible = sum(ratio < COMPRESSIBLE_RATIO for ratio in ratios) / len(ratios)
         share = len(filled) / len(pages)
         return Content(1 - share, share * compressible, share * (1 - compressible), fmean(ratios))

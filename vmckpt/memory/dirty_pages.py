@@ -81,7 +81,7 @@ class DirtyPages:
     ) -> None:
         self._fd, self._mappings, self._is_narrow = pagemap_fd, mappings, is_narrow
         # How much memory was requested to be protected, page by page or not.
-        self.asked_bytes = 0
+        self.scanned_bytes = 0
         self._words = array.array("Q", bytes(24 * _RANGES))
         self._file_pages = max(m.offset + m.end - m.start for m in mappings) // PAGE_BYTES
 
@@ -135,7 +135,7 @@ class DirtyPages:
             shift = piece.offset - piece.start
             parts = [Mapping(start, end, start + shift) for start, end in _joined(written)]
         if flags & _WP_MATCHING:
-            self.asked_bytes += sum(part.end - part.start for part in parts)
+            self.scanned_bytes += sum(part.end - part.start for part in parts)
         return parts
 
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
@@ -174,7 +174,7 @@ def _scanned(
     """
     # Where written pages alone are asked for, pages without memory that are not protected count.
     every, any_of = (categories, 0) if categories == _IS_WRITTEN else (0, categories)
-    at = told = mapping.start
+    at = reported = mapping.start
     while at < mapping.end:
         address, _ = words.buffer_info()
         argument = bytearray(
@@ -185,23 +185,23 @@ def _scanned(
         )  # fmt: skip
         count = fcntl.ioctl(pagemap_fd, _PAGEMAP_SCAN, argument)
         found = words[: 3 * count]
-        yield found if flags & _WP_MATCHING else _once(found, told)
-        told = max((told, *found[-2:-1]))
+        yield found if flags & _WP_MATCHING else _once(found, reported)
+        reported = max((reported, *found[-2:-1]))
         walked = _SCAN_ARG.unpack(argument)[4]
         if walked <= at:
             return
         at = walked
 
 
-def _once(found: "array.array[int]", told: int) -> "array.array[int]":
-    """The ranges without what is below `told` or in earlier ones."""
-    if all(map(le, chain((told,), found[1::3]), found[0::3])):
+def _once(found: "array.array[int]", reported: int) -> "array.array[int]":
+    """The ranges without what is below `reported` or in earlier ones."""
+    if all(map(le, chain((reported,), found[1::3]), found[0::3])):
         return found
     kept = array.array("Q")
     for start, end, categories in zip(found[0::3], found[1::3], found[2::3], strict=True):
-        if end > told:
-            kept.extend((max(start, told), end, categories))
-            told = end
+        if end > reported:
+            kept.extend((max(start, reported), end, categories))
+            reported = end
     return kept
 
 

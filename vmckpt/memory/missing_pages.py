@@ -85,19 +85,19 @@ class MissingPages:
         events = self._poll.poll(timeout_ms)
         if not events:
             return []
-        if any(fd != self._uffd or said & select.POLLERR for fd, said in events):
+        if any(fd != self._uffd or output & select.POLLERR for fd, output in events):
             raise ProcessLookupError(errno.ESRCH, "the process has ended")
         try:
-            said = os.read(self._uffd, _MESSAGE_BYTES * 64)
+            output = os.read(self._uffd, _MESSAGE_BYTES * 64)
         except BlockingIOError:
             return []
         return [
-            self._offset(struct.unpack_from("QQ", said, at + 8)[1])
-            for at in range(0, len(said), _MESSAGE_BYTES)
-            if said[at] == _EVENT_PAGEFAULT
+            self._offset(struct.unpack_from("QQ", output, at + 8)[1])
+            for at in range(0, len(output), _MESSAGE_BYTES)
+            if output[at] == _EVENT_PAGEFAULT
         ]
 
-    def looked_at(self, offsets: Sequence[int]) -> list[bool]:
+    def accessed(self, offsets: Sequence[int]) -> list[bool]:
         """For pages that the file had before: whether the process has accessed them since.
 
         The kernel maps some neighbours of a page that is read: these count too. See its

@@ -20,7 +20,7 @@ LEAST_WINDOWS = 4
 # Resolution of the reported time series, and the most memory used for it.
 COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
 # How many times a long window is sampled, and the maximum share of its time for that.
-LOOKS, LOOKING_SHARE = 16, 0.05
+SAMPLES, SAMPLING_SHARE = 16, 0.05
 
 
 class DirtyWindow(NamedTuple):
@@ -117,12 +117,12 @@ async def _parts(
     for tick in range(1, ticks + 1):
         if not await _until(opened_s + TICK_S * tick, go_on):
             return None
-        looks_s = time.monotonic()
-        is_wanted = looks_s >= rested_s and tick % max(ticks // LOOKS, 1) == 0
+        sampled_s = time.monotonic()
+        is_wanted = sampled_s >= rested_s and tick % max(ticks // SAMPLES, 1) == 0
         if tick < ticks and (is_wanted or tick.bit_count() == 1):
             found, now_s = pages.count(), time.monotonic()
             counts[tick] = Dirtied(now_s - opened_s, found)
-            rested_s = now_s + (now_s - looks_s) / LOOKING_SHARE
+            rested_s = now_s + (now_s - sampled_s) / SAMPLING_SHARE
     return counts
 
 

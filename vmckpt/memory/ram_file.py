@@ -65,10 +65,10 @@ class RamFile:
             raise ValueError(f"{len(data)} bytes for spans of {length} in {self.size_bytes}")
         source, at = memoryview(data), 0
         for start, end in spans:
-            place = start
-            while place < end:
-                written = self._put(source[at : at + end - place], place)
-                place, at = place + written, at + written
+            offset = start
+            while offset < end:
+                written = self._put(source[at : at + end - offset], offset)
+                offset, at = offset + written, at + written
 
     def _put(self, data: bytes | memoryview, at: int) -> int:
         try:

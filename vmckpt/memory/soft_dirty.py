@@ -82,7 +82,7 @@ class SoftDirty:
         while len(read) < size:
             more = os.pread(self._pagemap, size - len(read), at + len(read))
             if not more:
-                raise ProcessLookupError(errno.ESRCH, "the process has no such memory any more")
+                raise ProcessLookupError(errno.ESRCH, "the process no longer has such memory")
             read += more
         return np.frombuffer(read, np.uint64)
 

@@ -95,14 +95,14 @@ def forecasts(records: Sequence[RunRecord]) -> list[Metric]:
         "Forecasts whose duration was between p10 and p90.",
         labels=("way",),
     )
-    for way in sorted({move.way for move in moves}):
-        ours = [move for move in moves if move.way is way]
-        observe(error, (way,), [abs(move.total_error) for move in ours], ERRORS)
+    for mode in sorted({move.mode for move in moves}):
+        ours = [move for move in moves if move.mode is mode]
+        observe(error, (mode,), [abs(move.total_error) for move in ours], ERRORS)
         missed = [abs(e) for move in ours if (e := move.pause_error_s) is not None]
         if missed:
-            observe(pause_error, (way,), missed, PAUSES_S)
-        add(total, (way,), len(ours))
-        add(inside, (way,), sum(move.forecast.total_s.holds(move.total_s) for move in ours))
+            observe(pause_error, (mode,), missed, PAUSES_S)
+        add(total, (mode,), len(ours))
+        add(inside, (mode,), sum(move.forecast.total_s.holds(move.total_s) for move in ours))
     wrong = CounterMetricFamily(
         "vmckpt_forecasts_wrong_end_total",
         "Migrations that completed, or did not, contrary to their forecast.",

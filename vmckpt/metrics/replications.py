@@ -35,18 +35,18 @@ def _sum(*parts: float | None) -> float | None:
 
 def _rpo_s(status: ReplicaStatus) -> float | None:
     """As the status says; otherwise the last safe epoch's lag, plus the median time until safe."""
-    told = _seconds(status.rpo_now_ms)
+    seconds = _seconds(status.rpo_now_ms)
     lag_s = _sum(_seconds(status.lag_ms), _seconds(status.safe_after_p50_ms))
-    return told if told is not None else lag_s
+    return seconds if seconds is not None else lag_s
 
 
 def _held_s(status: ReplicaStatus) -> float | None:
     """As the status says; otherwise half an epoch, plus the median time until it is safe."""
     if not status.output_commit:
         return 0.0
-    told, epoch_s = _seconds(status.output_latency_p50_ms), _seconds(status.epoch_ms)
+    seconds, epoch_s = _seconds(status.output_latency_p50_ms), _seconds(status.epoch_ms)
     half_s = None if epoch_s is None else epoch_s / 2
-    return told if told is not None else _sum(half_s, _seconds(status.safe_after_p50_ms))
+    return seconds if seconds is not None else _sum(half_s, _seconds(status.safe_after_p50_ms))
 
 
 _PREFIX = "vmckpt_replication_"

@@ -122,14 +122,14 @@ def _metrics_only(app: WSGIApplication) -> WSGIApplication:
     """Serve `app` at /metrics only, also for HEAD; errors go to the client."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        status, headers, body = _asked(app, environ)
+        status, headers, body = _respond(app, environ)
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 
     return answer
 
 
-def _asked(
+def _respond(
     app: WSGIApplication, environ: WSGIEnvironment
 ) -> tuple[str, list[tuple[str, str]], bytes]:
     """Status, headers and body."""

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.metrics.families import add
 
-_PLACE = ("vm", "host")
+_LABELS = ("vm", "host")
 _FACTS = ("driver", "machine", "accel")
 _MEASURED = ("vm", "source")
 
@@ -37,25 +37,25 @@ def vms(facts: Iterable[Mapping[str, Any]]) -> list[Metric]:
     info = GaugeMetricFamily(
         "vmckpt_vm_info",
         "1 for every VM; its labels describe it.",
-        labels=(*_PLACE, *_FACTS),
+        labels=(*_LABELS, *_FACTS),
     )
     running = GaugeMetricFamily(
-        "vmckpt_vm_running", "Whether the VM runs (1) or not (0).", labels=_PLACE
+        "vmckpt_vm_running", "Whether the VM runs (1) or not (0).", labels=_LABELS
     )
     busy = GaugeMetricFamily(
-        "vmckpt_vm_busy", "Whether an operation holds the VM (1) or not (0).", labels=_PLACE
+        "vmckpt_vm_busy", "Whether an operation holds the VM (1) or not (0).", labels=_LABELS
     )
     memory = GaugeMetricFamily(
-        "vmckpt_vm_memory_bytes", "Memory that the guest has.", labels=_PLACE
+        "vmckpt_vm_memory_bytes", "Memory that the guest has.", labels=_LABELS
     )
-    vcpus = GaugeMetricFamily("vmckpt_vm_vcpus", "Processors that the guest has.", labels=_PLACE)
+    vcpus = GaugeMetricFamily("vmckpt_vm_vcpus", "Processors that the guest has.", labels=_LABELS)
     for one in facts:
-        place = (str(one["name"]), str(one["host"]))
-        add(info, (*place, *(str(one[key]) for key in _FACTS)), 1)
-        add(running, place, one["state"] == "running")
-        add(busy, place, one["operation"] is not None)
-        add(memory, place, one["memory_bytes"])
-        add(vcpus, place, one["vcpus"])
+        labels = (str(one["name"]), str(one["host"]))
+        add(info, (*labels, *(str(one[key]) for key in _FACTS)), 1)
+        add(running, labels, one["state"] == "running")
+        add(busy, labels, one["operation"] is not None)
+        add(memory, labels, one["memory_bytes"])
+        add(vcpus, labels, one["vcpus"])
     return [info, running, busy, memory, vcpus]
 
 

@@ -92,10 +92,10 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
                 skipped.append("; ".join(c.reason for c in checked.checks if c.remedy))
                 continue
             await _fill(vm, lap.fill)
-            for source, target in ((first, second), (second, first)):
+            for source, destination in ((first, second), (second, first)):
                 now_s = time.monotonic() - began_s
-                emit(PhaseBegan(now_s, f"{source.name} to {target.name}: {lap.words}"))
-                await move(await find_vm(name), target, lap.options, _as_one(emit, now_s))
+                emit(PhaseBegan(now_s, f"{source.name} to {destination.name}: {lap.words}"))
+                await move(await find_vm(name), destination, lap.options, _as_one(emit, now_s))
                 moves += 1
     records = load_all(runs_dir())
     return Calibration(

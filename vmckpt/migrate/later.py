@@ -7,7 +7,7 @@ _TO_SEND = ("vmckpt.migrate.steps.listen", "vmckpt.migrate.steps.transfer")
 _TO_ARRIVE = (
     "concurrent.futures.thread",  # for files that are slow to remove
     "shutil",
-    "vmckpt.hosts.sockets.hearing",
+    "vmckpt.hosts.sockets.guest_silence",
     "vmckpt.migrate.steps.arrival",
     "vmckpt.migrate.steps.handover",
     "vmckpt.migrate.outcome.recover",

@@ -23,7 +23,7 @@ from vmckpt.errors import (
 from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_words
+from vmckpt.migrate.outcome.ends import End, Pair, discard, kill, with_last_lines
 from vmckpt.migrate.outcome.journal import BEFORE_COMMIT, first_journal
 from vmckpt.migrate.outcome.ownership import OwnershipMove
 from vmckpt.migrate.shared_link import SharedLink
@@ -32,7 +32,7 @@ from vmckpt.migrate.steps.disks import DiskMirrors
 from vmckpt.migrate.steps.downtime import GuestDowntime
 from vmckpt.migrate.steps.echo import begin_for
 from vmckpt.migrate.steps.encryption import TlsCredentials, arm, disarm_if_possible
-from vmckpt.migrate.steps.prepare import prepare_target, write_down
+from vmckpt.migrate.steps.prepare import prepare_destination, write_down
 from vmckpt.migrate.steps.settings import leave_plain
 from vmckpt.options.migration import Method
 from vmckpt.preflight.migration.checks import Preflight
@@ -56,7 +56,7 @@ class Migration:
     def __init__(
         self,
         vm: Vm,
-        target: Host,
+        destination: Host,
         checked: Preflight,
         *,
         run: str,
@@ -66,20 +66,20 @@ class Migration:
         identities: tuple[str, str],
     ) -> None:
         self._link = link
-        self._vm, self._target_host, self._options = vm, target, checked.options
+        self._vm, self._destination_host, self._options = vm, destination, checked.options
         self._stops = checked.options.method is Method.STOP
-        self._agreement = checked.require(vm.name, target.name)
+        self._agreement = checked.require(vm.name, destination.name)
         self._run, self._began_s, self._emit = run, began_s, emit
-        directory = vm_dir(target.state_dir, vm.name)
+        directory = vm_dir(destination.state_dir, vm.name)
         self._pair = Pair(
             End(vm.host, vm.qemu.files),
-            End(target, directory.qemu(new_qemu_id())),
+            End(destination, directory.qemu(new_qemu_id())),
             was_running=True,
             ram_dir=vm.spec.ram_dir,
         )
-        qemu_id = self._pair.target.files.qemu_id
+        qemu_id = self._pair.destination.files.qemu_id
         self._journal = first_journal(
-            vm, target, checked, run=run, target_qemu=qemu_id, ids=identities
+            vm, destination, checked, run=run, target_qemu=qemu_id, ids=identities
         )
         self._encryption = checked.encryption
         self._credentials: TlsCredentials | None = None
@@ -99,7 +99,7 @@ class Migration:
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
         self._in_postcopy = self._committed = self._undo_failed_once = False
-        self._downtime = GuestDowntime(target, self._note)
+        self._downtime = GuestDowntime(destination, self._note)
         self._blocktime_ms: int | None = None
         self._transfer_began_s = self._transfer_ended_s = began_s
 
@@ -113,7 +113,7 @@ class Migration:
         """All steps; see `run.migrate`."""
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
-            *([self._agreeing()] if self._encryption.scheme is not Scheme.CLEAR else ()),
+            *([self._agreeing()] if self._encryption.scheme is not Scheme.UNENCRYPTED else ()),
             *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             *self._journey.steps_out(self._pair.source),
@@ -144,8 +144,8 @@ class Migration:
     async def _conclude(self) -> "MigrationReport":
         try:
             if self._journal.offline:
-                await discard(self._pair.target, self._pair.ram_dir)
-            await self._journal.remove((self._vm.host, self._target_host))
+                await discard(self._pair.destination, self._pair.ram_dir)
+            await self._journal.remove((self._vm.host, self._destination_host))
         except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
         if self._job_held:
@@ -172,9 +172,9 @@ class Migration:
                 not isinstance(exc, OutcomeUnknownError) and not await self._pair.source.alive()
             )
             return await lost(self._pair) if is_lost else exc
-        name, where = self._vm.name, self._target_host.name
+        name, where = self._vm.name, self._destination_host.name
         # After the handover it is at home there, and only there, even if its QEMU has ended.
-        if await self._pair.target.alive() or await read_vm(self._target_host, name):
+        if await self._pair.destination.alive() or await read_vm(self._destination_host, name):
             return OutcomeUnknownError(
                 f"'{name}' is on {where}, but its move is not finished: {exc.what}",
                 why=exc.why,
@@ -200,7 +200,7 @@ class Migration:
 
     async def _write_journal(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
-        for host in (self._vm.host, self._target_host):
+        for host in (self._vm.host, self._destination_host):
             try:
                 await self._journal.write((host,))
             except (StorageError, HostDownError) as exc:
@@ -218,7 +218,7 @@ class Migration:
         try:
             await work
         except (OutcomeUnknownError, MonitorLostError) as exc:
-            raise await with_last_words(exc, self._pair.target) from exc
+            raise await with_last_lines(exc, self._pair.destination) from exc
 
     async def prepare(self) -> None:
         """Start the destination's QEMU, waiting, with the same guest-visible machine as the
@@ -228,8 +228,8 @@ class Migration:
         settings.
         """
         await write_down(self._vm, self._pair)
-        await create_files(self._target_host, self._vm.name, self._run, self._copies)
-        self._target_qemu = await prepare_target(
+        await create_files(self._destination_host, self._vm.name, self._run, self._copies)
+        self._target_qemu = await prepare_destination(
             self._vm, self._pair, self._agreement, self._journey.absent_ids
         )
 
@@ -240,10 +240,10 @@ class Migration:
         await leave_plain(self._pair.source, partial(self._note, "settings"))
         # Remains of an earlier undo are left to the next command on the VM, which needs the
         # journal.
-        told, needed = partial(self._note, "left"), self._undo_failed_once
-        done = await undo_or_leave(self._pair, self._journal, told, may_leave=not needed)
+        note, needed = partial(self._note, "left"), self._undo_failed_once
+        done = await undo_or_leave(self._pair, self._journal, note, may_leave=not needed)
         if done and not needed:
-            await forget(self._journal, self._vm.host, self._target_host)
+            await forget(self._journal, self._vm.host, self._destination_host)
 
     def _agreeing(self) -> Step:
         return Step("agree", lambda: self._undoable(self.agree()), self.undo_agree)
@@ -251,7 +251,7 @@ class Migration:
     async def agree(self) -> None:
         """Give both ends credentials, and use them."""
         self._credentials = await arm(
-            self._pair.source, self._pair.target, self._encryption, self._run
+            self._pair.source, self._pair.destination, self._encryption, self._run
         )
 
     async def undo_agree(self) -> None:
@@ -274,7 +274,7 @@ class Migration:
         source = await self._pair.source.monitor()
         self._transfer_began_s = time.monotonic()
         try:
-            port = await listen(await self._pair.target.monitor(), self._target_host)
+            port = await listen(await self._pair.destination.monitor(), self._destination_host)
             self._transfer = Transfer(
                 source,
                 self._options,
@@ -288,12 +288,12 @@ class Migration:
                 self._pair = self._pair._replace(stopped=self._journal.stops)
                 await commands.stop(source)
             async with self._link.kept(self._transfer.hold_to):
-                ending = await self._transfer.run(uri(self._target_host, port))
+                ending = await self._transfer.run(uri(self._destination_host, port))
             self._in_postcopy = ending is TransferEnding.POSTCOPY
             await self._attach()
         except BaseException as exc:
             # A second Ctrl-C must not undo the destination before it is known who has the guest.
-            if await to_the_end(self._settle()) is not OwnershipMove.TARGET_OWNS:
+            if await to_the_end(self._settle()) is not OwnershipMove.DESTINATION_OWNS:
                 raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to undo: the VM is on the destination")
 
@@ -304,23 +304,23 @@ class Migration:
         if not self._journey.has_devices:
             return
         try:
-            await self._journey.plug(self._pair.target)
+            await self._journey.plug(self._pair.destination)
         except BaseException:
             # It has all of the guest and never ran: the source continues only once it is dead.
-            await to_the_end(kill(self._pair.target))
+            await to_the_end(kill(self._pair.destination))
             raise
 
     def _switchover(self, source: Monitor, port: int) -> "Switchover | None":
         from vmckpt.migrate.steps.switchover import Socketed, switchover
 
         here = Socketed(self._vm.host, self._vm.qemu.process)
-        there = Socketed(self._target_host, self._arrived.process)
+        there = Socketed(self._destination_host, self._arrived.process)
         return switchover(source, (here, there), port, self._options, self._agreement)
 
     async def _explained(self, exc: BaseException) -> BaseException:
         """The error with the destination's messages, if those may explain it."""
         if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
-            return await with_last_words(exc, self._pair.target)
+            return await with_last_lines(exc, self._pair.destination)
         return exc
 
     async def _settle(self) -> OwnershipMove:
@@ -329,15 +329,17 @@ class Migration:
         Raises VmLostError, OutcomeUnknownError.
         """
         from vmckpt.migrate.outcome.left import forget, keep_at
-        from vmckpt.migrate.outcome.recover import bury, lost, unknown
+        from vmckpt.migrate.outcome.recover import lost, settle_lost, unknown
         from vmckpt.migrate.outcome.settle import settle
 
         keep = partial(keep_at, self._journal, self._vm.host)
         move = await settle(self._pair, partial(self._note, "rescue"), keep)
         if move is OwnershipMove.LOST:
             try:
-                await bury(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
-                await forget(self._journal, self._vm.host, self._target_host)
+                await settle_lost(
+                    self._pair, self._vm, self._journal, partial(self._note, "old-image")
+                )
+                await forget(self._journal, self._vm.host, self._destination_host)
             except HostDownError as exc:
                 raise await unknown(self._pair) from exc
             raise await lost(self._pair)
@@ -351,10 +353,10 @@ class Migration:
 
         if self._pair.was_running:
             try:
-                await resume(self._pair.target)
+                await resume(self._pair.destination)
             except VmckptError as exc:
-                if await self._settle() is not OwnershipMove.TARGET_OWNS:
-                    raise await with_last_words(exc, self._pair.target) from exc
+                if await self._settle() is not OwnershipMove.DESTINATION_OWNS:
+                    raise await with_last_lines(exc, self._pair.destination) from exc
         self._committed = True
         self._transfer_ended_s = time.monotonic()
 
@@ -378,8 +380,8 @@ class Migration:
         if self._transfer and self._in_postcopy:
             if not await drain(self._pair, self._transfer, self._note):
                 await self._settle()
-            target = await self._pair.target.monitor()
-            self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
+            destination = await self._pair.destination.monitor()
+            self._blocktime_ms = (await commands.query_migrate(destination)).blocktime_ms
             self._transfer_ended_s = time.monotonic()
         elif self._transfer:
             try:
@@ -407,17 +409,19 @@ class Migration:
         if self._pair.was_running:
             self._downtime.conclude(self._transfer_began_s, self._transfer_ended_s)
             await both(
-                announce(self._pair.target), prove_alive(self._pair.target, self._arrived.process)
+                announce(self._pair.destination),
+                prove_alive(self._pair.destination, self._arrived.process),
             )
 
     async def bring_back(self) -> None:
         """Resume the users of its devices; a failure does not stop the migration."""
         try:
-            await self._journey.bring_back(self._pair.target)
+            await self._journey.bring_back(self._pair.destination)
         except VmckptError as exc:
             name = self._vm.name
             self._job_held = JobHeldError(
-                f"'{name}' is on {self._target_host.name}, but what used its device does not go "
+                f"'{name}' is on {self._destination_host.name}, but what used its device does not "
+                "go "
                 f"on: {exc.what}",
                 why=exc.why,
                 remedy=f"{exc.remedy}; then: vmckpt device recover {name}",
@@ -425,33 +429,33 @@ class Migration:
 
     async def handover(self) -> None:
         """Make the destination the VM's home."""
-        from vmckpt.migrate.steps.handover import settle_on_target
+        from vmckpt.migrate.steps.handover import settle_on_destination
 
-        await settle_on_target(self._pair.target, self._arrived, self._vm.host)
+        await settle_on_destination(self._pair.destination, self._arrived, self._vm.host)
 
     async def release(self) -> None:
         """Remove everything of the VM from the source.
 
         Meanwhile the guest's clock is corrected.
         """
-        await both(self._release_source(), self._tidy_target())
+        await both(self._release_source(), self._tidy_destination())
 
-    async def _tidy_target(self) -> None:
+    async def _tidy_destination(self) -> None:
         from vmckpt.migrate.steps.arrival import set_clock
 
-        target = self._pair.target
+        destination = self._pair.destination
         if self._credentials:
-            await disarm_if_possible(target, partial(self._note, "tls"))
-        await leave_plain(target, partial(self._note, "settings"))
+            await disarm_if_possible(destination, partial(self._note, "tls"))
+        await leave_plain(destination, partial(self._note, "settings"))
         if self._vm.spec.guest_agent and self._pair.was_running:
-            await set_clock(target, self._note)
+            await set_clock(destination, self._note)
 
     async def _release_source(self) -> None:
         from vmckpt.migrate.steps.handover import release
 
         await hand_over_files(
             self._vm.host,
-            self._target_host,
+            self._destination_host,
             self._run,
             self._journal.disks,
             partial(self._note, "old-image"),
@@ -463,7 +467,7 @@ class Migration:
         from vmckpt.migrate.report import MigrationReport
 
         last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
-        heard = await self._downtime.result()
+        guest_silence = await self._downtime.result()
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._stops:
             method = "offline" if self._options.offline else "stop"
@@ -471,7 +475,7 @@ class Migration:
             run=self._run,
             vm=self._vm.name,
             source=self._vm.host.name,
-            target=self._target_host.name,
+            target=self._destination_host.name,
             requested_method=self._options.method,
             method=method,
             encryption=self._encryption.scheme.value,
@@ -479,9 +483,9 @@ class Migration:
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),
             downtime_ms=last.downtime_ms if last else None,
-            guest_downtime_ms=heard.downtime_ms,
-            guest_silent_ms=heard.silent_ms,
-            heartbeats_lost=heard.heartbeats_lost,
+            guest_downtime_ms=guest_silence.downtime_ms,
+            guest_silent_ms=guest_silence.silent_ms,
+            heartbeats_lost=guest_silence.heartbeats_lost,
             blocktime_ms=self._blocktime_ms,
             transferred_bytes=last.transferred_bytes if last else 0,
             rounds=self._transfer.rounds if self._transfer else 0,
@@ -491,5 +495,5 @@ class Migration:
             device_bytes=self._journey.device_bytes,
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,
-            guest_downtime_by=heard.by,
+            guest_downtime_by=guest_silence.by,
         )

@@ -22,7 +22,7 @@ from vmckpt.vm.start import end_qemu, new_qemu_id, start_qemu
 MEMORY_BYTES = 64 * MIB
 
 
-def stand_in(spec: Spec) -> Spec:
+def reduced_spec(spec: Spec) -> Spec:
     """The reduced spec of a QEMU for a VM that is off. Pure; its text, which moves along, is the
     VM's.
     """
@@ -32,7 +32,7 @@ def stand_in(spec: Spec) -> Spec:
 
 
 @asynccontextmanager
-async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
+async def temporary_qemu(vm: Vm) -> AsyncIterator[Vm]:
     """Give the stopped `vm`, whose lock is held, a QEMU with its disks for the block.
 
     To others the VM is off, and the next holder of its lock ends a remaining QEMU. If the block
@@ -44,7 +44,7 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
             why="--offline moves a VM that is off",
             remedy=f"leave out --offline, or: vmckpt vm stop {vm.name}",
         )
-    files, spec = vm.directory.qemu(new_qemu_id()), stand_in(vm.spec)
+    files, spec = vm.directory.qemu(new_qemu_id()), reduced_spec(vm.spec)
     try:
         qemu, monitor = await start_qemu(vm.host, spec, vm.qemu.platform, files, incoming=False)
         await monitor.close()
@@ -66,9 +66,9 @@ async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
             await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
 
 
-async def examine_off(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
+async def examine_off(vm: Vm, destination: Host, options: MigrationOptions) -> Preflight:
     """All findings for and against moving a VM that is off; leaves it unchanged."""
     if (held_by := await busy(vm)) is not None:
         return Preflight((held_by,), options)
-    async with held(vm, "check") as now, standing_in(now) as still:
-        return await preflight(still, target, options)
+    async with held(vm, "check") as now, temporary_qemu(now) as still:
+        return await preflight(still, destination, options)

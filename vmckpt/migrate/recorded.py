@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.codec import builtins
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
-from vmckpt.events.types import Emit, Event, Note, heard_or_not
+from vmckpt.events.types import Emit, Event, Note, unless_gone
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.processes.deadman import armed
@@ -34,13 +34,13 @@ class MigrationRun:
         self,
         run: str,
         request: Mapping[str, object],
-        asked: MigrationOptions,
+        options: MigrationOptions,
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> None:
         self.id = run
         self.began_s = time.monotonic()
-        self._asked, self._show = asked, heard_or_not(emit)
+        self._options, self._show = options, unless_gone(emit)
         self._record = RunRecord(run, "migrate", request, forecast=forecast)
 
     def elapsed_s(self) -> float:
@@ -66,7 +66,7 @@ class MigrationRun:
         self, settled: MigrationOptions, checks: Sequence[Finding]
     ) -> Iterator[tuple[str, str]]:
         """What the operator should know beforehand, with codes."""
-        if self._asked.method is not settled.method and not settled.offline:
+        if self._options.method is not settled.method and not settled.offline:
             over = f", over {settled.channels} channels" if settled.channels else ""
             stop = ": the guest is paused while its memory is sent"
             over = stop if settled.method is Method.STOP else over
@@ -77,7 +77,7 @@ class MigrationRun:
         """It succeeded: the report, with the request and the warnings."""
         report = replace(
             report,
-            requested_method=self._asked.method,
+            requested_method=self._options.method,
             warnings=tuple(check.reason for check in checks if check.verdict == WARN),
             run_record=str(runs_dir() / f"{self.id}.json"),
         )
@@ -96,7 +96,7 @@ class MigrationRun:
 @asynccontextmanager
 async def recorded(
     request: Mapping[str, object],
-    asked: MigrationOptions,
+    options: MigrationOptions,
     emit: Emit,
     run_id: str | None = None,
     *,
@@ -107,9 +107,9 @@ async def recorded(
     A violated constraint is reported at once. A cancellation becomes CancelledByUserError, which
     propagates once everything is undone.
     """
-    run = MigrationRun(run_id or new_run(), request, asked, emit, forecast)
+    run = MigrationRun(run_id or new_run(), request, options, emit, forecast)
     late = None
-    if (within_s := asked.finish_within_s) is not None:
+    if (within_s := options.finish_within_s) is not None:
         text = (
             f"not done within {format_duration(within_s)}, contrary to the forecast: it continues"
         )
@@ -120,7 +120,7 @@ async def recorded(
         error = CancelledByUserError(
             "the migration was cancelled",
             why="asked to stop",
-            remedy=where_it_was(request["vm"], asked),
+            remedy=where_it_was(request["vm"], options),
         )
         run.conclude({"outcome": error.kind})
         raise error from exc
@@ -142,14 +142,14 @@ async def dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
         yield
 
 
-def where_it_was(vm: object, asked: MigrationOptions) -> str:
+def where_it_was(vm: object, options: MigrationOptions) -> str:
     """What happens to a VM that was not moved, in words."""
-    return f"'{vm}' {'is off' if asked.offline else 'goes on'} where it was"
+    return f"'{vm}' {'is off' if options.offline else 'goes on'} where it was"
 
 
-def request_of(vm: str, ends: tuple[Host, Host], asked: MigrationOptions) -> dict[str, object]:
+def request_of(vm: str, ends: tuple[Host, Host], options: MigrationOptions) -> dict[str, object]:
     """The request, for the run record."""
-    facts = asdict(asked)
-    if asked.at_target is not None:
-        facts["at_target"] = asked.at_target.told()
+    facts = asdict(options)
+    if options.at_target is not None:
+        facts["at_target"] = options.at_target.recorded()
     return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | facts

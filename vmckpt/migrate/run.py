@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 async def migrate(
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     emit: Emit,
     *,
@@ -37,7 +37,7 @@ async def migrate(
     has_switch: bool = False,
     forecast: Mapping[str, Any] | None = None,
 ) -> "MigrationReport":
-    """Move `vm`, running or `offline`, to `target`; returns when the source has nothing of it.
+    """Move `vm`, running or `offline`, to `destination`; returns when the source has nothing of it.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
     is the run's id if it has one already; `has_switch`: something else recovers the VM should this
@@ -45,26 +45,26 @@ async def migrate(
     OperationFailedError or TimedOutError (undone: the VM is on the source), CancelledByUserError
     (likewise), VmLostError, OutcomeUnknownError (ask both ends).
     """
-    request = request_of(vm.name, (vm.host, target), options)
+    request = request_of(vm.name, (vm.host, destination), options)
     async with (
         recorded(request, options, emit, run, forecast=forecast) as record,
         nullcontext() if has_switch else dead_mans_switch(vm.name, record.id),
-        locked(vm.name, (vm.host,), f"migrate to {target.name}", record.id),
+        locked(vm.name, (vm.host,), f"migrate to {destination.name}", record.id),
     ):
         vm = await read_again(vm)
         if not options.offline:
-            return await _move(vm, target, options, record, request, spec=vm.spec)
-        from vmckpt.migrate.offline import standing_in
+            return await _move(vm, destination, options, record, request, spec=vm.spec)
+        from vmckpt.migrate.offline import temporary_qemu
 
         await tidy(vm)
-        async with standing_in(vm) as still:
-            asked = replace(options, method=Method.STOP)
-            return await _move(still, target, asked, record, request, spec=vm.spec)
+        async with temporary_qemu(vm) as still:
+            settings = replace(options, method=Method.STOP)
+            return await _move(still, destination, settings, record, request, spec=vm.spec)
 
 
 async def _move(
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     record: MigrationRun,
     request: dict[str, object],
@@ -72,39 +72,39 @@ async def _move(
     spec: Spec,
 ) -> "MigrationReport":
     """Check and migrate the VM. The spec is its own, and its lock on its host is held."""
-    checked = await preflight(vm, target, options)
-    checked.require(vm.name, target.name)
+    checked = await preflight(vm, destination, options)
+    checked.require(vm.name, destination.name)
     request["guest_agent"] = vm.spec.guest_agent
     request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
     request["hole_pages"] = await hole_pages(vm)
     record.begin(checked.options, checked.checks)
     limit = checked.options.bandwidth_bytes_per_s
     async with (
-        locked(vm.name, (target,), f"migrate to {target.name}", record.id),
+        locked(vm.name, (destination,), f"migrate to {destination.name}", record.id),
         on_the_link(
-            vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
+            vm.host, destination, record.id, limit, record.note, in_turn=options.in_turn
         ) as link,
     ):
         if options.in_turn:  # its drain marks the host first, then looks for locks
-            await require_open(target)
-        there = vm_dir(target.state_dir, vm.name)
-        if await target.exists(there.journal):
+            await require_open(destination)
+        there = vm_dir(destination.state_dir, vm.name)
+        if await destination.exists(there.journal):
             raise BusyError(
-                f"{target.name} still has remains of an earlier migration of '{vm.name}'",
+                f"{destination.name} still has remains of an earlier migration of '{vm.name}'",
                 why="it did not answer when that was undone",
                 remedy=f"try again, which removes it: vmckpt vm show {vm.name}",
             )
-        if await read_vm(target, vm.name):
+        if await read_vm(destination, vm.name):
             raise BusyError(
-                f"{target.name} has a VM '{vm.name}' by now",
+                f"{destination.name} has a VM '{vm.name}' by now",
                 why="another operator has put it there since this migration was checked",
                 remedy="find out which one is meant: vmckpt vm list",
             )
-        await sweep(target, spec, there, None)
-        identities = await ends(vm.host, target)
+        await sweep(destination, spec, there, None)
+        identities = await ends(vm.host, destination)
         migration = Migration(
             vm,
-            target,
+            destination,
             checked,
             run=record.id,
             began_s=record.began_s,

@@ -24,7 +24,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 # How soon a waiting migration notices that the link is free.
 TURN_POLL_S = 0.05
 # Moves take time, and a frozen one keeps the link: then report which one others wait for.
@@ -44,20 +44,20 @@ class SharedLink:
     def __init__(
         self,
         source: Host,
-        target: Host,
+        destination: Host,
         run: str,
         limit_bytes_per_s: int,
         note: Callable[[str, str], None],
     ) -> None:
-        self._source, self._target = source, target
+        self._source, self._destination = source, destination
         self._run, self._limit = run, limit_bytes_per_s
         self._note, self._noted = note, Share(0, limit_bytes_per_s)
         self._there = AsyncExitStack()
 
-    async def look(self) -> Share:
+    async def current(self) -> Share:
         """The present share. Raises HostDownError."""
         out, in_ = await both(
-            limits(self._source, OUT, self._run), limits(self._target, IN, self._run)
+            limits(self._source, OUT, self._run), limits(self._destination, IN, self._run)
         )
         others = len(out.keys() | in_.keys())
         if not self._limit:
@@ -73,7 +73,7 @@ class SharedLink:
         """Join: from here on it counts on both hosts."""
         name = f"{self._run}.{self._limit}"
         # A process that looks for killed ones' files may hold one that is not locked yet.
-        await self._hold([(self._source, OUT, name), (self._target, IN, name)])
+        await self._hold([(self._source, OUT, name), (self._destination, IN, name)])
 
     async def my_turn(self) -> None:
         """Return, counted, when no other in-turn migration sends from the source or to the
@@ -81,7 +81,7 @@ class SharedLink:
 
         Raises HostDownError, StorageError.
         """
-        await self._hold([(self._source, TURN, OUT), (self._target, TURN, IN)])
+        await self._hold([(self._source, TURN, OUT), (self._destination, TURN, IN)])
         await self.come()
 
     async def _hold(self, files: Sequence[tuple[Host, str, str]]) -> None:
@@ -127,12 +127,12 @@ class SharedLink:
         while True:
             # A silent end is reported elsewhere; the share stays.
             with suppress(VmckptError):
-                share = await self.look()
+                share = await self.current()
                 if share.bytes_per_s != given:
                     await hold_to(share.bytes_per_s)
                     given = share.bytes_per_s
                 self._tell(share)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     def _tell(self, share: Share) -> None:
         if share == self._noted:
@@ -148,7 +148,7 @@ class SharedLink:
 @asynccontextmanager
 async def on_the_link(
     source: Host,
-    target: Host,
+    destination: Host,
     run: str,
     limit_bytes_per_s: int,
     note: Callable[[str, str], None],
@@ -159,7 +159,7 @@ async def on_the_link(
 
     A cancellation during `leave` comes too late: the block's outcome stands.
     """
-    link = SharedLink(source, target, run, limit_bytes_per_s, note)
+    link = SharedLink(source, destination, run, limit_bytes_per_s, note)
     try:
         if not in_turn:
             await link.come()

@@ -62,11 +62,11 @@ async def deliver(
         sends["command"] = lambda: _run(to.command, notification, text)
     if to.webhook:
         sends["webhook"] = lambda: _post(to.webhook, text)
-    reasons = await asyncio.gather(*(_insist(send, waits_s) for send in sends.values()))
+    reasons = await asyncio.gather(*(_send_with_retries(send, waits_s) for send in sends.values()))
     return {name: why for name, why in zip(sends, reasons, strict=True) if why}
 
 
-async def _insist(send: Callable[[], Awaitable[None]], waits_s: Sequence[float]) -> str:
+async def _send_with_retries(send: Callable[[], Awaitable[None]], waits_s: Sequence[float]) -> str:
     why = ""
     for wait_s in (0.0, *waits_s):
         await asyncio.sleep(wait_s)
@@ -96,13 +96,13 @@ async def _run(words: Sequence[str], notification: Notification, text: str) -> N
         if child.stdin is not None:
             child.stdin.write(f"{text}\n".encode())
             child.stdin.close()
-        _, said = await end_of(child, TIMEOUT_S)
+        _, output = await end_of(child, TIMEOUT_S)
     except TooMuchSaidError as exc:
         raise _FailedError(str(exc)) from exc
     finally:
         end_session(child)  # with all that it started
     if child.returncode != 0:
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
         raise _FailedError(": ".join([f"exit status {child.returncode}", *last]))
 
 

@@ -121,14 +121,14 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
-def asked(value: Any) -> Iterator[GivenOption]:
+def changed_options(value: Any) -> Iterator[GivenOption]:
     """The options whose values differ from the usual."""
     for one in _fields(type(value)):
         found, now = one.metadata[_KEY], getattr(value, one.name)
         if now == one.default:
             continue
         if not isinstance(found, Declared):
-            yield from asked(now)
+            yield from changed_options(now)
             continue
         if found.part_of is not None:
             found = type(value).__dataclass_fields__[found.part_of].metadata[_KEY]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.options import reading
-from vmckpt.options.declared import About, also, asked, group, option
+from vmckpt.options.declared import About, also, changed_options, group, option
 from vmckpt.options.policy import Policy
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ class AtTarget:
     )
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def flags(self) -> tuple[str, ...]:
         """The options that requested it, by name."""
-        return tuple(one.flag for one in asked(self))
+        return tuple(one.flag for one in changed_options(self))
 
-    def told(self) -> dict[str, object]:
+    def recorded(self) -> dict[str, object]:
         """For a record: XML may contain passwords, and is left out."""
         return {**asdict(self), "xml": self.xml is not None,
                 "persistent_xml": self.persistent_xml is not None}  # fmt: skip

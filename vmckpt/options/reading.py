@@ -30,8 +30,8 @@ def downtime_ms(text: str) -> int:
     downtime_s = parse_duration_s(text)
     if downtime_s <= 0:
         raise UsageError(
-            f"--max-downtime {text} is no time at all",
-            why="whatever moves takes some",
+            f"--max-downtime {text} is too short",
+            why="a migration always has some downtime",
             remedy="write e.g. --max-downtime 300ms",
         )
     downtime = max(1, round(downtime_s * 1e3))

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from vmckpt.errors import UsageError
-from vmckpt.options.declared import About, GivenOption, asked
+from vmckpt.options.declared import About, GivenOption, changed_options
 from vmckpt.options.migration import Compression, Method, MigrationOptions, OnTimeout
 
 # The levels that zstd and zlib accept.
@@ -86,7 +86,9 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
     """Options that exclude each other."""
     if options.offline:
         yield from (
-            of_memory(one.flag) for one in asked(options) if About.MEMORY in one.declared.about
+            of_memory(one.flag)
+            for one in changed_options(options)
+            if About.MEMORY in one.declared.about
         )
         if options.at_target is not None and options.at_target.persistent_xml is not None:
             why = "libvirt uses --xml alone for a domain that is off"
@@ -108,7 +110,7 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
 
 def _not_forecast(options: MigrationOptions) -> Iterator[str]:
     """The given options that are not forecast, or not in this combination."""
-    given = {one.name: one for one in asked(options)}
+    given = {one.name: one for one in changed_options(options)}
     compression = given.get("compression")
     if compression and options.compression != Compression.ZSTD:
         yield compression.flag

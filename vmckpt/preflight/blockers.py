@@ -25,13 +25,13 @@ def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterat
             reason = f"QEMU refuses to migrate it: {blocker}"
             remedy = VFIO_REMEDY if "VFIO" in blocker else "fix what it names"
         else:
-            where = _place(found["pci"], found["below"], pci_ids)
+            where = _device_at(found["pci"], found["below"], pci_ids)
             reason = f"the {found['kind']} {where} cannot be migrated"
             remedy = "unplug it, or take it out of the spec and restart the VM"
         yield Finding("migratable", REFUSE, reason, remedy)
 
 
-def _place(pci: str | None, below: str | None, pci_ids: Mapping[str, str]) -> str:
+def _device_at(pci: str | None, below: str | None, pci_ids: Mapping[str, str]) -> str:
     if pci is None:
         return f"at {below}" if below else "of the machine"
     name = pci_ids.get(pci, "")

@@ -82,8 +82,8 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
     pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
     for found in device_checks(blockers, pci_ids):
         yield found
-    for place in ("peripheral", "peripheral-anon"):
-        children = await commands.qom_children(monitor, f"/machine/{place}")
+    for container in ("peripheral", "peripheral-anon"):
+        children = await commands.qom_children(monitor, f"/machine/{container}")
         for name, kind in children.items():
             for prefix, what in BYPASSES.items():
                 if kind.startswith(prefix) and name not in away:

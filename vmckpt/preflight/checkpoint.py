@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight import capture, destination_host, vm_users
 from vmckpt.preflight.adopted import adopted_changes
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
@@ -75,22 +75,24 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
     theirs = await abilities(host)
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
     found = await ask(
-        target_host.name(vm, host) if not in_place else (),
-        target_host.machine(vm, host, theirs),
-        target_host.accel(vm, host),
-        target_host.permissions(vm, host),
+        destination_host.name(vm, host) if not in_place else (),
+        destination_host.machine(vm, host, theirs),
+        destination_host.accel(vm, host),
+        destination_host.permissions(vm, host),
         vm_users.checks(host, vm.spec),
-        target_host.room(vm, host),
+        destination_host.room(vm, host),
         _files(to, read_only),
         _disks(to),
         # In place it inherits those of the VM that it replaces.
         free_checks(vm.spec.passthrough, host) if not in_place else (),
     )
     if plugged and not vm.spec.is_isolated:
-        found += [one for one in await ask(target_host.network(vm, host)) if one.code == "bridge"]
+        found += [
+            one for one in await ask(destination_host.network(vm, host)) if one.code == "bridge"
+        ]
     return found + await ask(
         isolation_checks(vm.spec, host) if not plugged else (),
-        target_host.userfaults(host, by_qemu=False) if lazy else (),
+        destination_host.userfaults(host, by_qemu=False) if lazy else (),
     )
 
 
@@ -118,7 +120,7 @@ async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
     host = restored.vm.host
     for disk in restored.disks:
         if disk.is_new and await host.exists(disk.path):
-            reason = f"{disk.path} is there already"
+            reason = f"{disk.path} exists already"
             yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
             continue
         name = restored.vm.name

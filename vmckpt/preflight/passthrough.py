@@ -22,7 +22,7 @@ HOW = {
 
 
 async def passthrough_checks(
-    vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
+    vm: Vm, destination: Host, *, may_postcopy: bool, is_running: bool
 ) -> AsyncIterator[Finding]:
     """A check for each device with what it requires; none for a VM without any."""
     devices = vm.spec.passthrough
@@ -31,39 +31,41 @@ async def passthrough_checks(
     if may_postcopy:
         reason = "a device needs all of the guest's memory where it is plugged in"
         yield Finding("postcopy", REFUSE, reason, "use --method precopy or stop")
-    taken, ours = await taken_on(target), await cards_of_vm(vm.host, vm.qemu.files)
+    taken, ours = await taken_on(destination), await cards_of_vm(vm.host, vm.qemu.files)
     for device in devices:
-        yield await _target(device, target, taken, ours.get(device.id))
+        yield await _destination(device, destination, taken, ours.get(device.id))
         if device.strategy.detaches:
             yield await _hook(vm, device, is_running=is_running)
 
 
-async def _target(
-    device: Passthrough, target: Host, taken: set[str], ours: Card | None = None
+async def _destination(
+    device: Passthrough, destination: Host, taken: set[str], ours: Card | None = None
 ) -> Finding:
     code = f"device-{device.id}"
     how = f"{device.strategy}: {HOW[device.strategy]}"
     if device.match is None:
-        return Finding(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
-    card, why = await choose(target, device, taken, ours)
+        return Finding(code, OK, f"{how}; QEMU on {destination.name} makes another {device.driver}")
+    card, why = await choose(destination, device, taken, ours)
     if card is None:
-        return Finding(code, REFUSE, f"{how}; {why}", _remedy(device, target))
+        return Finding(code, REFUSE, f"{how}; {why}", _remedy(device, destination))
     taken |= set(card.addresses)
     if differs := _versions(device, ours, card):
-        remedy = f"have the same driver on both; {target.name}'s decides when the state is there"
-        return Finding(code, WARN, f"{how}; {why} on {target.name}, {differs}", remedy)
-    return Finding(code, OK, f"{how}; {why} on {target.name}")
+        remedy = (
+            f"have the same driver on both; {destination.name}'s decides when the state is there"
+        )
+        return Finding(code, WARN, f"{how}; {why} on {destination.name}, {differs}", remedy)
+    return Finding(code, OK, f"{how}; {why} on {destination.name}")
 
 
-def _remedy(device: Passthrough, target: Host) -> str:
+def _remedy(device: Passthrough, destination: Host) -> str:
     if device.strategy is Strategy.VFIO_MIGRATION:
         return (
             f"bind one on both hosts to its vendor's VFIO driver for migration; where it has none: "
             f"{VFIO_REMEDY}"
         )
     if device.match and device.match.startswith(MDEV):
-        return f"make one on {target.name} (mdevctl), or choose another host"
-    return f"bind a free {device.match} to vfio-pci on {target.name}, or choose another host"
+        return f"make one on {destination.name} (mdevctl), or choose another host"
+    return f"bind a free {device.match} to vfio-pci on {destination.name}, or choose another host"
 
 
 def _versions(device: Passthrough, ours: Card | None, theirs: Card) -> str:
@@ -93,7 +95,7 @@ async def free_checks(devices: Sequence[Passthrough], host: Host) -> AsyncIterat
     """Whether the host has a free equivalent of each device."""
     taken = await taken_on(host)
     for device in devices:
-        yield await _target(device, host, taken)
+        yield await _destination(device, host, taken)
 
 
 async def hook_checks(vm: Vm) -> AsyncIterator[Finding]:

@@ -122,15 +122,15 @@ LEAST_THROTTLE = 1
 
 def auto_converge(settings: WantedSettings) -> dict[str, int]:
     """Parameters that limit QEMU's throttling to the requested share."""
-    said = {
+    reply = {
         "cpu-throttle-initial": settings.throttle_initial_percent,
         "cpu-throttle-increment": settings.throttle_increment_percent,
         "max-cpu-throttle": settings.most_throttle_percent,
     }
-    told = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
-    most = min(max(told["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
-    first = min(told["cpu-throttle-initial"], most)
-    return {**told, "max-cpu-throttle": most, "cpu-throttle-initial": first}
+    known = {**THROTTLE, **{name: value for name, value in reply.items() if value is not None}}
+    most = min(max(known["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
+    first = min(known["cpu-throttle-initial"], most)
+    return {**known, "max-cpu-throttle": most, "cpu-throttle-initial": first}
 
 
 def throttle(percent: int) -> dict[str, int]:
@@ -163,12 +163,12 @@ _ALWAYS = ("return-path", "events")
 
 
 def agree(
-    source: Abilities, target: Abilities, settings: WantedSettings
+    source: Abilities, destination: Abilities, settings: WantedSettings
 ) -> Agreement | list[Refusal]:
     """Settings for the request, or every reason why this pair does not support it. Pure."""
-    both = source.capabilities & target.capabilities
+    both = source.capabilities & destination.capabilities
     wanted = _wanted(settings)
-    if refusals := list(_refusals(source, target, settings, wanted)):
+    if refusals := list(_refusals(source, destination, settings, wanted)):
         return refusals
     capabilities = dict.fromkeys(_ALWAYS, True)
     capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
@@ -210,14 +210,14 @@ def _wanted(settings: WantedSettings) -> dict[str, tuple[str, bool]]:
 
 def _refusals(
     source: Abilities,
-    target: Abilities,
+    destination: Abilities,
     settings: WantedSettings,
     wanted: Mapping[str, tuple[str, bool]],
 ) -> Iterator[Refusal]:
     needed = {capability: option for capability, (option, on) in wanted.items() if on}
     for capability, option in (needed | dict.fromkeys(_ALWAYS, "migrate")).items():
-        if capability not in source.capabilities & target.capabilities:
-            who = _who_lacks(source, target, capability)
+        if capability not in source.capabilities & destination.capabilities:
+            who = _who_lacks(source, destination, capability)
             yield Refusal(option, f"{who} lacks migration capability '{capability}'")
     if settings.postcopy and settings.channels is not None:
         reason = "QEMU cannot combine post-copy with parallel channels (multifd)"
@@ -229,7 +229,7 @@ def _refusals(
             )
     elif (
         settings.compression
-        and settings.compression not in source.compressions & target.compressions
+        and settings.compression not in source.compressions & destination.compressions
     ):
         yield Refusal("--compress", f"no '{settings.compression}' compression in both QEMUs")
     if settings.zero_copy and settings.compression:
@@ -261,22 +261,22 @@ def _source_parameters(source: Abilities, settings: WantedSettings) -> dict[str,
     return parameters
 
 
-def splits_well(source: Abilities, target: Abilities) -> bool:
+def splits_well(source: Abilities, destination: Abilities) -> bool:
     """Whether memory is best sent over several channels, unless something else was requested.
 
     Since QEMU 9.0 each channel finds zero pages by itself; before, one thread did it for all of
     them, and a channel that could not be created took the source down with it.
     """
     return (
-        "multifd" in source.capabilities & target.capabilities
-        and ZERO_PAGES in source.parameters & target.parameters
+        "multifd" in source.capabilities & destination.capabilities
+        and ZERO_PAGES in source.parameters & destination.parameters
     )
 
 
-def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:
+def _who_lacks(source: Abilities, destination: Abilities, capability: str) -> str:
     lacking = [
         f"the {side}'s QEMU {abilities.version}"
-        for side, abilities in (("source", source), ("destination", target))
+        for side, abilities in (("source", source), ("destination", destination))
         if capability not in abilities.capabilities
     ]
     return " and ".join(lacking)

@@ -134,9 +134,9 @@ class GuestAgent:
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
         command = "guest-network-get-interfaces"
-        told = await self._ask(list[_Interface], command, {}, timeout_s)
+        interfaces = await self._ask(list[_Interface], command, {}, timeout_s)
         with _understood(command):
-            return [_interface(one) for one in told]
+            return [_interface(one) for one in interfaces]
 
     async def addresses(self, timeout_s: float = 5.0) -> list[str]:
         """The guest's addresses, IPv4 first, without those that other hosts cannot reach.
@@ -287,11 +287,11 @@ class GuestAgent:
             return  # QEMU ended first
 
 
-def _interface(told: _Interface) -> GuestInterface:
+def _interface(interface: _Interface) -> GuestInterface:
     return GuestInterface(
-        told["name"],
-        (told.get("hardware-address") or "").lower(),
-        tuple(ip_address(one["ip-address"]) for one in told.get("ip-addresses") or ()),
+        interface["name"],
+        (interface.get("hardware-address") or "").lower(),
+        tuple(ip_address(one["ip-address"]) for one in interface.get("ip-addresses") or ()),
     )
 
 

@@ -126,8 +126,8 @@ async def query_mirrors(monitor: Monitor, prefix: str) -> list[QemuJob]:
     resumed.
     """
     jobs = [job for job in await query_jobs(monitor) if job.id.startswith(prefix)]
-    told = await monitor.ask("query-block-jobs", list[shapes.BlockJob]) if jobs else []
-    stopped = {item["device"]: STOPPED_BY.get(item["io-status"]) for item in told}
+    jobs_found = await monitor.ask("query-block-jobs", list[shapes.BlockJob]) if jobs else []
+    stopped = {item["device"]: STOPPED_BY.get(item["io-status"]) for item in jobs_found}
     return [job._replace(error=job.error or stopped.get(job.id)) for job in jobs]
 
 

@@ -177,8 +177,8 @@ async def migrate_cancel(monitor: Monitor, timeout_s: float = 10.0) -> None:
 
 async def query_migrate(monitor: Monitor, timeout_s: float = 10.0) -> MigrationStatus:
     """The status of the current or last migration."""
-    told = await monitor.ask("query-migrate", shapes.MigrationInfo, timeout_s=timeout_s)
-    return MigrationStatus.parse(told)
+    info = await monitor.ask("query-migrate", shapes.MigrationInfo, timeout_s=timeout_s)
+    return MigrationStatus.parse(info)
 
 
 async def migrate_pause(monitor: Monitor) -> None:

@@ -13,7 +13,7 @@ POLL_S = 0.5
 # A card maps all of the guest's memory before QEMU answers: about a minute for 1 TiB.
 ADD_TIMEOUT_S = 120.0
 # QEMU's message for a device whose removal was already requested from the guest.
-_ASKED_BEFORE = "in the process of unplug"
+_ALREADY_REQUESTED = "in the process of unplug"
 
 
 class UnplugRefusedError(OperationFailedError):
@@ -69,7 +69,7 @@ async def _ask(monitor: Monitor, name: str) -> None:
     try:
         await monitor.tell("device_del", {"id": name})
     except CommandRefusedError as exc:
-        if _ASKED_BEFORE not in exc.description:
+        if _ALREADY_REQUESTED not in exc.description:
             raise _refused(name, exc.description) from exc
 
 

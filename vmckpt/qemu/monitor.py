@@ -72,14 +72,14 @@ class _Client(QMPClient):
         """
         try:
             line = await self._readline()
-            said = parse(line, most_bytes=READ_BUFFER_BYTES)
-            convert(_Message, said)
-            if "event" in said and len(line) > MOST_EVENT_BYTES:
+            reply = parse(line, most_bytes=READ_BUFFER_BYTES)
+            convert(_Message, reply)
+            if "event" in reply and len(line) > MOST_EVENT_BYTES:
                 raise ValueError(f"an event of {len(line)} bytes")
         except ValueError as exc:  # includes a line that is too long
             raise NotQmpError(f"QEMU sent what is not QMP: {exc}") from exc
         message = Message(b"{}", eager=False)
-        message.update(said)
+        message.update(reply)
         return message
 
     def _cb_outbound(self, msg: Message) -> Message:
@@ -209,8 +209,8 @@ class Monitor:
         happened).
         """
         try:
-            said = await self._execute(command, arguments, timeout_s, oob=oob)
-            return convert(kind, said) if kind else said
+            reply = await self._execute(command, arguments, timeout_s, oob=oob)
+            return convert(kind, reply) if kind else reply
         except (TimeoutError, QMPError, EOFError, OSError, MalformedError) as exc:
             raise OutcomeUnknownError(
                 f"{self.label} did not answer {command}",

@@ -32,11 +32,11 @@ from vmckpt.qemu.shapes import FdSet
 FIRST_FDSET, MOST_FDSETS = 0x766B_0000, 1 << 16
 
 
-class _Error(TypedDict):
+class _RelayedError(TypedDict):
     desc: str
 
 
-_Reply = TypedDict("_Reply", {"return": NotRequired[Any], "error": NotRequired[_Error]})
+_Reply = TypedDict("_Reply", {"return": NotRequired[Any], "error": NotRequired[_RelayedError]})
 Receive = Callable[[str, str], None]
 
 
@@ -59,7 +59,7 @@ class Relay(Protocol):
         """End it; QEMU and the guest continue."""
 
 
-class _Listener(EventListener):
+class _RelayedListener(EventListener):
     """Keeps an event only until it is taken."""
 
     def deliver(self, event: Message) -> None:
@@ -78,7 +78,7 @@ class RelayedMonitor(Monitor):
 
     def __init__(self, relay: Relay, label: str) -> None:
         self._relay, self.label = relay, label
-        self._listeners = list[_Listener]()
+        self._listeners = list[_RelayedListener]()
         self._fdsets = count(FIRST_FDSET)
 
     @property
@@ -100,14 +100,14 @@ class RelayedMonitor(Monitor):
         trace_command(self.label, command, arguments)
         try:
             text = await self._relay.execute(command, arguments, fd, timeout_s)
-            said: _Reply = convert(_Reply, parse(text, most_bytes=READ_BUFFER_BYTES))
+            reply: _Reply = convert(_Reply, parse(text, most_bytes=READ_BUFFER_BYTES))
         except HostDownError as exc:
             raise ExecInterruptedError(f"{exc.what}: {exc.why}") from exc
         except MalformedError as exc:
             raise ExecInterruptedError(f"what it relayed is not QMP: {exc}") from exc
-        if "error" in said:
-            raise CommandRefusedError(self.label, command, said["error"]["desc"])
-        return said.get("return")
+        if "error" in reply:
+            raise CommandRefusedError(self.label, command, reply["error"]["desc"])
+        return reply.get("return")
 
     async def give_fd(self, name: str, fd: int) -> None:
         """See `Monitor`."""
@@ -154,7 +154,7 @@ class RelayedMonitor(Monitor):
     @contextmanager
     def events(self, *names: str) -> Iterator[Events]:
         """See `Monitor`."""
-        listener = _Listener(names)
+        listener = _RelayedListener(names)
         self._listeners.append(listener)
         try:
             yield Events(listener, self)

@@ -58,7 +58,7 @@ class MigrationStatus(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """This migration will not change any more."""
+        """This migration has ended: it will not change."""
         return self.status in ENDED_STATES
 
     @property

@@ -17,15 +17,15 @@ def open_arbiter(options: ReplicationOptions) -> RecordStore:
 
     Reads the credentials file on this host. Raises UsageError.
     """
-    require_place(options)
-    place = options.arbiter
-    if not place.startswith(ETCD):
-        return FileStore(Path(place))
+    require_location(options)
+    location = options.arbiter
+    if not location.startswith(ETCD):
+        return FileStore(Path(location))
     known = read_credentials(Path(options.credentials)) if options.credentials else None
-    return EtcdStore([Gateway(url, known) for url in place.removeprefix(ETCD).split(",")])
+    return EtcdStore([Gateway(url, known) for url in location.removeprefix(ETCD).split(",")])
 
 
-def usual_place(*, one_machine: bool) -> str:
+def default_location(*, one_machine: bool) -> str:
     """The default location of leases. Raises RefusedError if the hosts are different machines."""
     if one_machine:
         return str(state_dir() / "leases")
@@ -36,11 +36,11 @@ def usual_place(*, one_machine: bool) -> str:
     )
 
 
-def require_place(options: ReplicationOptions) -> None:
+def require_location(options: ReplicationOptions) -> None:
     """Raises UsageError unless a host could open it; does not read any of the host's files."""
-    place, credentials = options.arbiter, options.credentials
-    if place.startswith(ETCD):
-        for url in place.removeprefix(ETCD).split(","):
+    location, credentials = options.arbiter, options.credentials
+    if location.startswith(ETCD):
+        for url in location.removeprefix(ETCD).split(","):
             Gateway(url)
             if credentials and not url.startswith("https://"):
                 raise UsageError(
@@ -49,15 +49,15 @@ def require_place(options: ReplicationOptions) -> None:
                     remedy="configure etcd with TLS, and use https:// for every member",
                 )
         return
-    if not Path(place).is_absolute():
+    if not Path(location).is_absolute():
         raise UsageError(
-            f"'{place}' cannot hold leases",
+            f"'{location}' cannot hold leases",
             why="--lease takes the absolute path of a directory, or etcd:URL,URL...",
             remedy="name a directory that both hosts share, or etcd's client addresses",
         )
     if credentials:
         raise UsageError(
-            f"credentials cannot be combined with {place}",
+            f"credentials cannot be combined with {location}",
             why="a directory needs no credentials",
             remedy="leave out --lease-credentials",
         )

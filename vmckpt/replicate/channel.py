@@ -119,13 +119,13 @@ class Channel:
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.received_bytes, self.progress())
 
-    def has_taken(self, said: Heartbeat) -> bool:
+    def has_taken(self, message: Heartbeat) -> bool:
         """Note how much the other side has accepted; returns whether that is more than before."""
-        if said.received_bytes <= self._taken.received_bytes and (
-            said.progress <= self._taken.progress
+        if message.received_bytes <= self._taken.received_bytes and (
+            message.progress <= self._taken.progress
         ):
             return False
-        self._taken, self.progress_s = said, boottime_s()
+        self._taken, self.progress_s = message, boottime_s()
         return True
 
     async def fail(self, failure: Failure) -> None:

@@ -27,7 +27,7 @@ GO_ALONE_UNLESS_TAKEN = "go alone unless taken"
 # For a standby whose primary is certainly dead: it needs neither a term nor the arbiter.
 TAKE_ALONE = "take alone"
 # How long answers in progress may take when a service ends.
-LAST_WORDS_S = 2.0
+LAST_LINES_S = 2.0
 
 
 @asynccontextmanager
@@ -58,12 +58,12 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
         server.close()
         path.unlink(missing_ok=True)
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(LAST_LINES_S):
                 for heard in tuple(unanswered):
                     await heard.wait()
 
 
-async def write_last_word(host: Host, files: ServiceFiles, status: ReplicaStatus) -> None:
+async def write_last_status(host: Host, files: ServiceFiles, status: ReplicaStatus) -> None:
     """Record how a service ended, even on a full disk. Raises StorageError."""
     text = json.dumps(status.to_json())
     try:

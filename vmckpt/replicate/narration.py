@@ -28,12 +28,12 @@ from vmckpt.vm.paths import file_name
 
 MOST_BYTES = 1 << 20
 # Rarely: a status takes a few tenths of a millisecond, in a process for which epochs wait.
-LOOK_S = 0.2
+CHECK_S = 0.2
 DIRECTORY = "replica-events"
 # A line is written when one of these changes, or a path is lost or back; the others are included
 # in it.
-TOLD_BY = ("state", "ending", "may_run")
-ALSO_TOLD = (
+REPORTED = ("state", "ending", "may_run")
+ALSO_REPORTED = (
     "vm",
     "run",
     "role",
@@ -66,20 +66,20 @@ def events_file(host: Host | HostEntry, vm: str) -> Path:
 @asynccontextmanager
 async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
     """For the block: report each change of a service's status, including the last."""
-    told: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     noticing = Noticing()
 
     def tell() -> None:
-        said = status()
-        facts = {name: getattr(said, name) for name in TOLD_BY} | {"unheard": _unheard(said)}
-        if not told or told[-1] != facts:
-            told[:] = [facts]
-            tell_event(host, said, noticing)
+        current = status()
+        facts = {name: getattr(current, name) for name in REPORTED} | {"unheard": _unheard(current)}
+        if not changes or changes[-1] != facts:
+            changes[:] = [facts]
+            tell_event(host, current, noticing)
 
     async def watch() -> None:
         while True:
             tell()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     watching = asyncio.ensure_future(watch())
     try:
@@ -91,23 +91,23 @@ async def narrated(status: Status, host: HostEntry) -> AsyncIterator[None]:
         tell()
 
 
-def _unheard(said: ReplicaStatus) -> list[str]:
+def _unheard(current: ReplicaStatus) -> list[str]:
     """The lost paths; loss and return are reported."""
-    return [path for path, how in (said.paths or {}).items() if how in UNHEARD]
+    return [path for path, how in (current.paths or {}).items() if how in UNHEARD]
 
 
-def tell_event(host: HostEntry, said: ReplicaStatus, noticing: Noticing | None = None) -> None:
+def tell_event(host: HostEntry, current: ReplicaStatus, noticing: Noticing | None = None) -> None:
     """Append an event with the current status, and notify of it if it is a reason to.
 
     A file that cannot be written stops nothing. Without `noticing` it is the first one.
     """
-    for notification in (noticing or Noticing()).noticed(host.name, said):
+    for notification in (noticing or Noticing()).noticed(host.name, current):
         announce(notification)
-    known = said.to_json()
-    facts = {name: known[name] for name in (*TOLD_BY, *ALSO_TOLD) if name in known}
+    known = current.to_json()
+    facts = {name: known[name] for name in (*REPORTED, *ALSO_REPORTED) if name in known}
     time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": time_.replace("+00:00", "Z"), "host": host.name, **facts})
-    path = events_file(host, str(said.vm))
+    path = events_file(host, str(current.vm))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, APPENDED, 0o600), "w") as file:

@@ -19,40 +19,40 @@ class Noticing:
         self._was_protected = False
         self._last: ReplicaStatus | None = None
 
-    def noticed(self, host: str, said: ReplicaStatus) -> list[Notification]:
+    def noticed(self, host: str, status: ReplicaStatus) -> list[Notification]:
         """Notifications of what changed, seen on `host`."""
-        last, self._last = self._last, said
-        found = [_notification(one, host, said) for one in self._occasions(last, said)]
-        self._was_protected |= said.state == PROTECTED
+        last, self._last = self._last, status
+        found = [_notification(one, host, status) for one in self._occasions(last, status)]
+        self._was_protected |= status.state == PROTECTED
         return found
 
-    def _occasions(self, last: ReplicaStatus | None, said: ReplicaStatus) -> Iterator[Occasion]:
-        if said.state == PROMOTED and (last is None or last.state != PROMOTED):
+    def _occasions(self, last: ReplicaStatus | None, status: ReplicaStatus) -> Iterator[Occasion]:
+        if status.state == PROMOTED and (last is None or last.state != PROMOTED):
             yield Occasion.FAILOVER
-        if said.state == PROTECTED and not self._was_protected:
+        if status.state == PROTECTED and not self._was_protected:
             yield Occasion.PROTECTED
-        if said.ending and (last is None or not last.ending):
+        if status.ending and (last is None or not last.ending):
             # Of a first copy that fails, its command tells. Only a recovery begins with an ending.
-            if said.ending in _LOST or (
-                said.ending == _ALONE and (self._was_protected or last is None)
+            if status.ending in _LOST or (
+                status.ending == _ALONE and (self._was_protected or last is None)
             ):
                 yield Occasion.PROTECTION_LOST
-        elif last is not None and said.may_run is not last.may_run:
-            if said.may_run is False:
+        elif last is not None and status.may_run is not last.may_run:
+            if status.may_run is False:
                 yield Occasion.GUEST_PAUSED
             elif last.may_run is False:
                 yield Occasion.GUEST_RESUMED
 
 
-def _notification(occasion: Occasion, host: str, said: ReplicaStatus) -> Notification:
-    known, about = said.to_json(), str(said.run)
+def _notification(occasion: Occasion, host: str, status: ReplicaStatus) -> Notification:
+    known, about = status.to_json(), str(status.run)
     if occasion in (Occasion.GUEST_PAUSED, Occasion.GUEST_RESUMED):
         about += f"/{time.time_ns()}"  # the others happen once
     return Notification.now(
         occasion,
         about=about,
-        vm=str(said.vm),
+        vm=str(status.vm),
         host=host,
-        why=said.why or f"{said.role}: {said.state}",
+        why=status.why or f"{status.role}: {status.state}",
         details={name: known[name] for name in _DETAILS if name in known},
     )

@@ -77,7 +77,7 @@ class SecondPath(asyncio.DatagramProtocol):
 
     async def _beat(self, transport: asyncio.DatagramTransport, port: int) -> None:
         while True:
-            transport.sendto(self._hearing.say(), (self.there, port))
+            transport.sendto(self._hearing.next_datagram(), (self.there, port))
             await asyncio.sleep(HEARTBEAT_S)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class SecondPath(asyncio.DatagramProtocol):
         """A datagram arrived; one that the other side did not make is ignored."""
         before_s, now_s = self.heard_s, boottime_s()
         try:
-            self._hearing.hear(data, now_s)
+            self._hearing.receive(data, now_s)
         except WireError:
             return
         if self.heard_s == now_s and before_s is not None and before_s < now_s - PATIENCE_S:
@@ -120,7 +120,7 @@ class SecondPath(asyncio.DatagramProtocol):
         answered_s = max(self._hearing.answered_s or 0.0, self._began_s)
         return HEARD if heard_s - answered_s <= PATIENCE_S else ONE_WAY
 
-    def told(self, connection_heard_s: float) -> str:
+    def diagnosis(self, connection_heard_s: float) -> str:
         """What is known of the other side while its connection is silent."""
         if self.lacks:
             return f"there is no second path to {self._other}: {self.lacks}"
@@ -129,7 +129,7 @@ class SecondPath(asyncio.DatagramProtocol):
             return f"{alive}: only the connection is lost"
         if self.heard_s is not None and boottime_s() - self.heard_s <= 2 * HEARTBEAT_S:
             return f"{self._other} was heard at {self.here} until a moment ago"
-        return f"no heartbeats of {self._other} arrive at {self.here} any more either"
+        return f"no heartbeats of {self._other} arrive at {self.here} either"
 
     def added_to(
         self,

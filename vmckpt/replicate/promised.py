@@ -18,8 +18,8 @@ async def promised(
     directory = files.memory(IN_MEMORY)
     await host.make_private_dir(directory)
     record = directory / f"promised-{role}"
-    asked = Promise(record, need_bytes, None, is_private=True, holder="")
-    found = await host.promise_memory(asked, overcommit=spec.overcommit)
+    promise = Promise(record, need_bytes, None, is_private=True, holder="")
+    found = await host.promise_memory(promise, overcommit=spec.overcommit)
     if not found.is_given:
         what = f"for the {role}'s service"
         raise RefusedError(

@@ -34,11 +34,11 @@ from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.control import write_last_word
+from vmckpt.replicate.control import write_last_status
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.operator.leftovers import end_stale, end_waiting, remove_stale_home
-from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.operator.sides import last_status
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.request import (
     REQUEST,
@@ -56,7 +56,7 @@ from vmckpt.vm.start import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
 # How often to check whether an operator's process waits to do this, or has done it.
-LOOK_S = 0.5
+CHECK_S = 0.5
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
 
@@ -67,7 +67,7 @@ async def recover(
     """Settle where the guest continues, after the death of the primary's service.
 
     A guest that is dead here belongs to the standby, however long its takeover takes: nothing is
-    done about it unless `at_any_rate` (the operator says that there is no standby any more), which
+    done about it unless `at_any_rate` (the operator says that there is no standby), which
     has precedence over a recovery without it that waits for the arbiter. A term that the standby
     took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM. Raises
     whatever prevents it.
@@ -119,7 +119,7 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
     host, files = request.standby, ServiceFiles.of(request.standby, request.vm)
     if vm.qemu.replaces != Replaced(request.primary.name, request.qemu_id):
         return  # it was migrated or started here
-    if await last_word(host, files) is not None:
+    if await last_status(host, files) is not None:
         return
     about = ReplicaStatus(
         role=Role.STANDBY,
@@ -133,7 +133,7 @@ async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
         primary_qemu_id=request.qemu_id,
     )
     with suppress(StorageError):  # on a full disk the guest runs anyway
-        await write_last_word(host, files, about)
+        await write_last_status(host, files, about)
     tell_event(host, about)
 
 
@@ -186,8 +186,8 @@ async def _taken_again(request: ReplicationRequest) -> Lease | None:
     """
     store, ended = open_arbiter(request.options), request.replica
     span, unknown_until_s = LeaseSpan(request.options.lease_s), math.inf
-    asked = ServiceFiles.of(request.standby, request.vm).request
-    while asked.exists():
+    path = ServiceFiles.of(request.standby, request.vm).request
+    while path.exists():
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
             if found is None:
@@ -224,23 +224,23 @@ async def _settle(
             kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
             if await vm.is_alive():
                 await finish(_free(vm, files))
-        said = "alone: the primary's service died, and the standby did not take over"
+        reason = "alone: the primary's service died, and the standby did not take over"
         if vm is None or not await vm.is_alive():
-            said = "off: the primary's QEMU died, and the standby did not take over"
+            reason = "off: the primary's QEMU died, and the standby did not take over"
     else:
         await _end_replaced(request, vm)
-        said = "replaced: the standby has taken over; this QEMU was ended"
+        reason = "replaced: the standby has taken over; this QEMU was ended"
     about = ReplicaStatus(
         role=Role.PRIMARY,
         state="ended",
         vm=request.vm,
         run=request.run,
-        ending=said.partition(":")[0],
-        why=said,
+        ending=reason.partition(":")[0],
+        why=reason,
     )
-    last = await last_word(request.primary, files)
+    last = await last_status(request.primary, files)
     status = ReplicaStatus.from_json(last.to_json() | about.to_json()) if last else about
-    await write_last_word(request.primary, files, status)
+    await write_last_status(request.primary, files, status)
     tell_event(request.primary, about)
 
 
@@ -278,7 +278,7 @@ async def _takes_term(
         if not standby_is_dead and boottime_s() >= look_s:
             if await _is_left_to_others(request, at_any_rate=at_any_rate):
                 return None
-            look_s = boottime_s() + LOOK_S
+            look_s = boottime_s() + CHECK_S
         if standby_is_dead and boottime_s() - answered_s > ARBITER_S:
             await _note_replica(request)
             return True
@@ -314,7 +314,7 @@ async def _takes_term(
 
 
 async def _note_replica(request: ReplicationRequest) -> None:
-    """Record that the operator's word alone frees this home: the arbiter may still list the
+    """Record that only the operator's declaration freed this home: the arbiter may still list the
     replica, or the standby's term.
     """
     here = vm_dir(request.primary.state_dir, request.vm)
@@ -334,7 +334,7 @@ async def _require_free(request: ReplicationRequest, *, standby_is_dead: bool) -
             why=f"{request.standby.name} was its standby, and the arbiter has no record of it: its "
             "directory may not be mounted",
             remedy="restore access to the arbiter and to hosts that do not answer, then try again; "
-            f"if {request.standby.name} is off for certain: vmckpt replicate stop {request.vm} "
+            f"if {request.standby.name} is certainly off: vmckpt replicate stop {request.vm} "
             "--standby-is-dead",
         )
 
@@ -360,10 +360,10 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
     files = ServiceFiles.of(request.primary, request.vm)
     try:
         text = await request.primary.read_text(files.request)
-        said = await last_word(request.primary, files)
+        status = await last_status(request.primary, files)
     except (OSError, StorageError):
         return True
-    if at_any_rate and said is not None and said.has_ended and not said.has_left:
+    if at_any_rate and status is not None and status.has_ended and not status.has_left:
         return False
     with suppress(StorageError):
         return text is not None and REQUEST.decode(text, files.request).run == request.run
@@ -383,7 +383,7 @@ async def _free(vm: Vm, files: ServiceFiles) -> None:
             attended(guard_command(vm.qemu), files.guard_log) as tell_guard,
         ):
             await drop_mirrors(monitor, tell_guard)
-        await HeldOutput(monitor, await holds_output(monitor)).let_go()
+        await HeldOutput(monitor, await holds_output(monitor)).release_all()
         for _ in range(CONT_POLLS):
             state = await commands.query_status(monitor)
             if state.status not in STOPPED_FOR_AN_EPOCH:

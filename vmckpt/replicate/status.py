@@ -97,8 +97,8 @@ class ReplicaStatus:
 
     def to_json(self) -> dict[str, Any]:
         """All known fields."""
-        told: dict[str, Any] = builtins(self)
-        return {name: value for name, value in told.items() if value is not None}
+        fields: dict[str, Any] = builtins(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def is_primary(self) -> bool:
@@ -117,7 +117,7 @@ class ReplicaStatus:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a primary's last word is that no standby may have the guest any more."""
+        """Whether a primary's last word is that no standby may have the guest."""
         return self.ending in ("stopped", "alone", "guest_off", "lost", "off")
 
 
@@ -135,7 +135,7 @@ class ReplicationOutcome(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
-        told = self.status.to_json() | {"warnings": list(self.warnings)}
+        fields = self.status.to_json() | {"warnings": list(self.warnings)}
         if self.guest_downtime_ms is not None:
-            told["guest_downtime_ms"] = self.guest_downtime_ms
-        return told
+            fields["guest_downtime_ms"] = self.guest_downtime_ms
+        return fields

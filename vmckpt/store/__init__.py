@@ -5,7 +5,7 @@ All calls block: run them in a thread. The public interface:
     from vmckpt.store.open import create_store, open_store     # a path, s3://..., a file
     from vmckpt.store.sealing.keys import KeySource             # only for encrypted stores
 
-    store = open_store(place, key=None)                         # Store
+    store = open_store(location, key=None)                         # Store
     store.manifests()                -> list[Manifest]          # whole catalogue, oldest first
     store.manifest(checkpoint_id)    -> Manifest                # raises NotFoundError
     store.find(text, vm=None)        -> Manifest                # by id prefix or name

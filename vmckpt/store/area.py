@@ -97,9 +97,9 @@ class Area:
         packs = packs_of(refs)
         for number in np.unique(packs).tolist():
             if number >= 0:
-                places = np.flatnonzero(packs == number)
-                slots = slots_of(refs[places])
-                out[places] = self._opened.packs.use(
+                rows = np.flatnonzero(packs == number)
+                slots = slots_of(refs[rows])
+                out[rows] = self._opened.packs.use(
                     self._pack_ids[number], partial(self._gather, slots)
                 )
         return out.reshape(-1).data
@@ -119,13 +119,13 @@ class Area:
             frame = table.frames(table.positions(slots_of(ref)))[0]
             first = int(table.firsts[frame])
             slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
-            lying, refs = self._by_place()
+            lying, refs = self._by_position()
             if np.isin(table.frame_slots(frame), self._noted(pack)).any():
                 raise damaged(f"{pack.name} is damaged", "chunks of it were noted")
             low, high = np.searchsorted(refs, make_refs(pack_number, slots + np.array([0, 1])))
             if high - low > _MOST_AT_ONCE:
-                place = low + int(np.flatnonzero(lying[low:high] == number)[0])
-                low = max(low, place - _MOST_AT_ONCE // 2)
+                position = low + int(np.flatnonzero(lying[low:high] == number)[0])
+                low = max(low, position - _MOST_AT_ONCE // 2)
                 high = min(high, low + _MOST_AT_ONCE)
             offsets = table.positions(slots_of(refs[low:high])) - first
             data = self._cache.get(pack, int(frame))
@@ -140,7 +140,7 @@ class Area:
         """Every non-zero chunk once, in storage order. Raises DamagedError."""
         waiting: deque[Future[Chunks]] = deque()
         try:
-            for number in np.unique(packs_of(self._by_place()[1])).tolist():
+            for number in np.unique(packs_of(self._by_position()[1])).tolist():
                 pack = self._fitting(self._opened.packs.find(self._pack_ids[number]))
                 for part in self._frames(number, pack):
                     waiting.append(self._opened.pool.submit(self._read_frame, pack, part))
@@ -156,7 +156,7 @@ class Area:
         """The needed frames of a pack, and the chunks to read otherwise: those that the pack no
         longer has, or that were noted as damaged.
         """
-        lying, refs = self._by_place()
+        lying, refs = self._by_position()
         ends = np.array([number + 1, number + 2], dtype=np.uint64) << np.uint64(SLOT_BITS)
         low, high = np.searchsorted(refs, ends)
         chunks, slots = lying[low:high], slots_of(refs[low:high])
@@ -208,7 +208,7 @@ class Area:
         chosen = np.frombuffer(frame, dtype=np.uint8).reshape(-1, size)[offsets]
         return chosen.reshape(-1).data
 
-    def _by_place(self) -> tuple[Numbers, Refs]:
+    def _by_position(self) -> tuple[Numbers, Refs]:
         if self._lying is None:
             numbers = np.flatnonzero(self._refs)
             refs = self._refs[numbers]

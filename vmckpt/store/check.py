@@ -96,8 +96,8 @@ class _Check:
         for name, why in restore_copies(self._store):
             self._found(name, why)
         self._strangers(sizes)
-        newest = self._opened.packs.look_again()
-        held = backend.look()
+        newest = self._opened.packs.list_again()
+        held = backend.list_holdings()
         self._unread = backend.unread()
         report.unread |= self._unread is not None
         # Older generations in a bundle, which gc has rewritten since: nothing reads them.
@@ -213,8 +213,8 @@ class _Check:
             self._found(name, f"chunks {wrong.tolist()} are not what their names say")
             good[wrong] = False
 
-    def _frame(self, place: tuple[Pack, int]) -> bytes | DamagedError:
-        pack, frame = place
+    def _frame(self, position: tuple[Pack, int]) -> bytes | DamagedError:
+        pack, frame = position
         try:
             data = pack.frame(frame)
         except DamagedError as exc:

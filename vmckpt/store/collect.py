@@ -127,7 +127,7 @@ def plan_gc(store: Store) -> GcPlan:
     add_needs(store, needed)
     store.opened.records.refresh()
     rewrites, bad = [], []
-    newest = store.opened.packs.look_again()
+    newest = store.opened.packs.list_again()
     for pack_id, (generation, size) in newest.items():
         slots = needed.slots.get(pack_id)
         if slots is None:
@@ -145,7 +145,7 @@ def plan_gc(store: Store) -> GcPlan:
         if heals or is_whole_without or unneeded > size * WORTH_RATIO:
             rewrites.append(Rewrite(pack_id, generation, size, unneeded, heals))
     leftovers = store.opened.backend.leftovers()
-    held = store.opened.backend.look()
+    held = store.opened.backend.list_holdings()
     kept = kept_packs(store, needed, held)
     proven = copies(store, held, kept)
     return GcPlan(
@@ -205,9 +205,9 @@ def _merged(store: Store, plan: GcPlan, needed: Needed) -> int:
         return 0
     backend, made = store.opened.backend, 0
     for at in range(0, len(plan.merges), _MERGES):
-        made += merge(store, backend.look(), plan.merges[at : at + _MERGES])
+        made += merge(store, backend.list_holdings(), plan.merges[at : at + _MERGES])
         # List again: nothing is removed because of an object that was not read again.
-        held = backend.look()
+        held = backend.list_holdings()
         proven = plan.proven | copies(store, held, kept_packs(store, needed, held))
         with backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
             add_needs(store, needed)
@@ -257,7 +257,7 @@ def _removed_for(store: Store, goes: str, stays: str) -> bool:
     with _published(backend, [goes]) as mine:
         # In the same order as in `_remove_dead`.
         others = doomed.names(backend, but=mine)
-        held = backend.look()
+        held = backend.list_holdings()
         if others.issuperset(held.holders(stays)):
             return not held.holders(goes)
         backend.remove(goes)
@@ -385,7 +385,7 @@ def _to_heal(store: Store, needed: Needed) -> Iterator[tuple[Pack, Numbers]]:
     """
     opened = store.opened
     opened.records.refresh()
-    for pack_id, (generation, _) in opened.packs.look_again().items():
+    for pack_id, (generation, _) in opened.packs.list_again().items():
         bad = np.intersect1d(
             needed.slots.get(pack_id, np.zeros(0, dtype=np.int64)),
             opened.records.slots(pack_id, generation),
@@ -401,7 +401,7 @@ def _may_help(store: Store, name: str, hurt: Sequence[tuple[Pack, Numbers]]) -> 
     if not hurt or not name.startswith((f"{PACKS}/", f"{BUNDLES}/")):
         return False
     if name.startswith(f"{BUNDLES}/"):
-        bundle = opened.backend.look().bundles.get(name)
+        bundle = opened.backend.list_holdings().bundles.get(name)
         return bundle is None or any(_may_help(store, one, hurt) for one in bundle.members)
     parsed = parsed_name(name)
     if parsed is None or any(parsed[0] == pack.id for pack, _ in hurt):
@@ -467,4 +467,4 @@ def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:
 def _size(store: Store) -> int:
     backend = store.opened.backend
     others = *backend.names(MAPS).values(), *backend.leftovers().values()
-    return backend.look().stored_bytes + sum(others)
+    return backend.list_holdings().stored_bytes + sum(others)

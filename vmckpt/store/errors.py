@@ -20,10 +20,10 @@ class ThereAlreadyError(RefusedError):
     """The checkpoint is already in the store: another writer was faster."""
 
 
-def there_already(checkpoint_id: str, place: str) -> ThereAlreadyError:
+def there_already(checkpoint_id: str, location: str) -> ThereAlreadyError:
     """The error for a checkpoint that another writer stored first."""
     return ThereAlreadyError(
-        f"checkpoint {checkpoint_id} is in the store {place} already",
+        f"checkpoint {checkpoint_id} is in the store {location} already",
         why="another command has put it there meanwhile",
         remedy="there is nothing to do: see `vmckpt checkpoint show`",
     )

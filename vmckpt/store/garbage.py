@@ -59,7 +59,7 @@ def add_needs(store: Store, needed: Needed) -> None:
             is_lost = not isinstance(exc, UnreadableError)
             remedy = "remove it (vmckpt checkpoint rm), then run this again"
             raise RefusedError(
-                f"nothing can be collected in {store.place}",
+                f"nothing can be collected in {store.location}",
                 why=f"checkpoint {checkpoint_id} {'is damaged' if is_lost else 'cannot be read'} "
                 f"({exc.why}): it is not known what it needs",
                 remedy=remedy if is_lost else exc.remedy,
@@ -83,7 +83,7 @@ def dead_objects(
 
     `gone`: objects that others may remove at any moment.
     """
-    held = store.opened.backend.look()
+    held = store.opened.backend.list_holdings()
     kept = kept_packs(store, needed, held)
 
     stays = {name.partition("-")[0]: name for name in kept}

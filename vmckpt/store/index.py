@@ -20,14 +20,14 @@ class Index:
         self.generations: dict[bytes, int] = {}
         self._first = np.zeros(0, dtype=np.uint64)
         self._second = np.zeros(0, dtype=np.uint64)
-        self._places = np.zeros(0, dtype=np.int64)
+        self._locations = np.zeros(0, dtype=np.int64)
 
     def grown(self, packs: Iterable[Pack], damaged: Callable[[bytes, int], Numbers]) -> "Index":
         """A new index that includes these packs, except damaged slots, which nothing should reuse.
 
         `damaged`: the known damaged slots of a pack's generation.
         """
-        firsts, seconds, places = [self._first], [self._second], [self._places]
+        firsts, seconds, locations = [self._first], [self._second], [self._locations]
         new = Index()
         new.packs, new.generations = self.packs, dict(self.generations)
         for pack in packs:
@@ -41,7 +41,7 @@ class Index:
                 there = np.setdiff1d(there, bad, assume_unique=True)
             firsts.append(hashes[there, 0])
             seconds.append(hashes[there, 1])
-            places.append(there + (len(new.packs) << 32))
+            locations.append(there + (len(new.packs) << 32))
             new.packs += (pack.id,)
             new.generations[pack.id] = pack.generation
         if len(firsts) == 1:
@@ -51,7 +51,7 @@ class Index:
         order = np.argsort(first, kind="stable")
         new._first = first[order]
         new._second = np.concatenate(seconds)[order]
-        new._places = np.concatenate(places)[order]
+        new._locations = np.concatenate(locations)[order]
         return new
 
     def find(self, hashes: Hashes) -> tuple[Numbers, Numbers]:
@@ -63,5 +63,5 @@ class Index:
             return np.full(len(hashes), -1), np.zeros(len(hashes), dtype=np.int64)
         at = np.searchsorted(self._first, hashes[:, 0]).clip(max=len(self._first) - 1)
         same = (self._first[at] == hashes[:, 0]) & (self._second[at] == hashes[:, 1])
-        places = self._places[at]
-        return np.where(same, places >> 32, -1), places & 0xFFFFFFFF
+        locations = self._locations[at]
+        return np.where(same, locations >> 32, -1), locations & 0xFFFFFFFF

@@ -112,7 +112,7 @@ def remove_key(
         gone = [one for one in keys if one.id == key_id]
         if not gone:
             raise NotFoundError(
-                f"the store {backend.place} has no key {key_id}",
+                f"the store {backend.location} has no key {key_id}",
                 why=f"its keys are {', '.join(one.id for one in keys)}",
                 remedy="see `vmckpt store key list`",
             )
@@ -120,7 +120,7 @@ def remove_key(
             raise RefusedError(
                 f"key {key_id} is not removed",
                 why="it is the key that was given: without another that works the store could "
-                "not be opened any more",
+                "no longer be opened",
                 remedy="give another of its keys, or replace this one: vmckpt store key rotate",
             )
         left = [one for one in keys if one != gone[0]]
@@ -198,7 +198,7 @@ def restore_backup(
         other = next((one for one in there if one != config), None)
         if other is not None and not replace:
             raise RefusedError(
-                f"the store {backend.place} has a whole file `{CONFIG}`",
+                f"the store {backend.location} has a whole file `{CONFIG}`",
                 why="it is not that of the backup: its keys were changed since, or it was replaced",
                 remedy="see `vmckpt store key list`; add --replace to put the backup in its place: "
                 "then the keys of that time open the store",
@@ -222,7 +222,7 @@ def _changed(
         changed = change(keys, opening.by or made, made)
         if len(changed) > MOST_KEYS:
             raise RefusedError(
-                f"the store {backend.place} has {len(keys)} keys",
+                f"the store {backend.location} has {len(keys)} keys",
                 why=f"{MOST_KEYS} are the most",
                 remedy="remove one: vmckpt store key rm",
             )
@@ -238,7 +238,7 @@ def _opened(
     config = read_config(backend)
     if not config.is_encrypted:
         raise RefusedError(
-            f"the store {backend.place} has no keys",
+            f"the store {backend.location} has no keys",
             why="it is not encrypted, and what is in it would stay so",
             remedy="make an encrypted one and copy to it: vmckpt store init OTHER --key-file FILE, "
             "vmckpt store copy OTHER",
@@ -294,7 +294,7 @@ def _require_fits(backend: Backend, config: Config) -> None:
             wrong = wrong or f"{folder}/{name} is of store {head[16:32].hex()}"
     if wrong:
         raise RefusedError(
-            f"the backup is not of the store {backend.place}",
+            f"the backup is not of the store {backend.location}",
             why=f"{wrong}, the backup of store {config.id}",
             remedy="use the backup of that store",
         )
@@ -316,12 +316,12 @@ def _paper_line(number: int, data: bytes) -> str:
 
 
 def _from_paper(number: int, line: str) -> bytes:
-    said, _, rest = line.partition(":")
+    reply, _, rest = line.partition(":")
     words, _, checksum = rest.rpartition("-")
     text = "".join(words.split()).upper()
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
-        right = int(said) == number and _line_sum(number, data) == checksum.strip().lower()
+        right = int(reply) == number and _line_sum(number, data) == checksum.strip().lower()
     except ValueError as exc:
         raise _bad_backup(f"line {number} is not as it was printed") from exc
     if not right:

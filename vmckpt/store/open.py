@@ -52,12 +52,12 @@ class Access(NamedTuple):
     may_be_made: bool = False
 
 
-def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
+def create_store(location: str | Backend, key: KeySource | None = None) -> Store:
     """Create a store, and open it; with a key it is encrypted.
 
     Raises RefusedError if there is or was one, or the key is not available; StorageError.
     """
-    backend = backend_at(place) if isinstance(place, str) else place
+    backend = backend_at(location) if isinstance(location, str) else location
     secret = os.urandom(SECRET_BYTES)
     config = new_config(wrap(secret, key).to_json() if key else clear(secret))
     write_config(backend, config)
@@ -65,7 +65,7 @@ def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
 
 
 def open_store(
-    place: str | Backend,
+    location: str | Backend,
     key: KeySource | Access | None = None,
     *,
     unencrypted_ok: bool = False,
@@ -75,15 +75,15 @@ def open_store(
     With a key, also one from the environment, an unencrypted store is refused, unless
     `unencrypted_ok`. Raises NotFoundError, DamagedError, RefusedError, StorageError.
     """
-    backend = backend_at(place) if isinstance(place, str) else place
+    backend = backend_at(location) if isinstance(location, str) else location
     try:
         config = read_config(backend)
         if isinstance(key, Access):
-            _require_as_found(config, backend.place, key)
+            _require_as_found(config, backend.location, key)
             secret = key.secret or unwrap(config, None).secret
         else:
             if not unencrypted_ok:
-                require_encrypted(config, backend.place, key)
+                require_encrypted(config, backend.location, key)
             secret = unwrap(config, key).secret
         return _open(backend, config, secret)
     except BaseException:
@@ -91,39 +91,39 @@ def open_store(
         raise
 
 
-def config_at(place: str) -> Config:
+def config_at(location: str) -> Config:
     """A store's config. Raises NotFoundError, DamagedError, RefusedError."""
-    backend = backend_at(place)
+    backend = backend_at(location)
     try:
         return read_config(backend)
     finally:
         backend.close()
 
 
-def require_encrypted(config: Config, place: str, key: KeySource | None) -> None:
+def require_encrypted(config: Config, location: str, key: KeySource | None) -> None:
     """Raises RefusedError if there is a key, given or in the environment, and the store is
     unencrypted.
     """
     source = key or from_environment()
     if source is None or config.is_encrypted:
         return
-    whence = "" if key else " in the environment"
+    origin = "" if key else " in the environment"
     raise RefusedError(
-        f"the store {place} is not encrypted",
-        why=f"a key is given{whence} ({source.keeper} {source.where}), and all that is written "
+        f"the store {location} is not encrypted",
+        why=f"a key is given{origin} ({source.keeper} {source.where}), and all that is written "
         "there could be read without it",
         remedy="if it was encrypted before, another has replaced its file `store`: find out who, "
         "and restore it (vmckpt store key import); if it is to be unencrypted, give no key, or: "
-        f"vmckpt store accept {place}",
+        f"vmckpt store accept {location}",
     )
 
 
-def _require_as_found(config: Config, place: str, access: Access) -> None:
+def _require_as_found(config: Config, location: str, access: Access) -> None:
     """Raises RefusedError if it was replaced since the operator's process read it."""
     if config.is_encrypted == (access.secret is not None) and access.store_id in (None, config.id):
         return
     raise RefusedError(
-        f"the store {place} is not the one that the command began with",
+        f"the store {location} is not the one that the command began with",
         why=f"it is {described(config)} now: its file `store` was replaced meanwhile",
         remedy="find out who writes there; `vmckpt store info` shows what it is",
     )

@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, opened: Opened, config: Config) -> None:
         self.opened, self.config = opened, config
-        self.place = opened.backend.place
+        self.location = opened.backend.location
         self._index, self._index_version = Index(), 0
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Store:
                 _require_all(held)
 
             if origin and origin.id in self.ids():
-                raise there_already(origin.id, self.place)
+                raise there_already(origin.id, self.location)
             there = self.catalogue().manifests
             settled = Settled("")
             if called:
@@ -310,7 +310,7 @@ class Store:
     def _indexed(self, manifests: Iterable[Manifest]) -> Index:
         """The chunks that these checkpoints have, as far as is known now."""
         ids = {bytes.fromhex(pack) for m in manifests for pack in m.packs}
-        newest = self.opened.packs.look_again()
+        newest = self.opened.packs.list_again()
         records, version = self.opened.records, self.opened.records.refresh()
         index = self._index if version == self._index_version else Index()
         for pack, generation in index.generations.items():
@@ -337,7 +337,7 @@ class Store:
     def _not_found(self, text: str) -> NotFoundError:
         return NotFoundError(
             f"there is no checkpoint '{text}'",
-            why=f"the store {self.place} has none with that name or beginning of an id",
+            why=f"the store {self.location} has none with that name or beginning of an id",
             remedy="see: vmckpt checkpoint list",
         )
 

@@ -229,7 +229,7 @@ class Transaction:
         backend = self._opened.backend
         # Before listing the store: a gc that has removed objects may have ended by then.
         doomed_now = doomed.names(backend)
-        there = self._opened.packs.look_again()
+        there = self._opened.packs.list_again()
         self._opened.records.refresh()
         lost = [pack_id for pack_id in used_packs(maps) if pack_id not in there]
         bases = self._opened.backend.names(MAPS) if maps.base is not None else {}
@@ -247,7 +247,7 @@ class Transaction:
         self._require_slots(maps, there)
         packs = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
         # A pack that gc is merging is in several objects, not all of which are removed.
-        held = backend.look()
+        held = backend.list_holdings()
         going = [pack for pack in packs if doomed_now.issuperset(held.holders(pack))]
         needed = {self._opened.files.base_name(maps.base)} if maps.base is not None else set()
         pins = {name for name in published if name.startswith(f"{PINS}/")}
@@ -450,8 +450,8 @@ def damaged_chunks(maps: Maps, generations: Mapping[bytes, int], records: Damage
     for number, pack_id in enumerate(maps.packs):
         bad = records.slots(pack_id, generations.get(pack_id, -1))
         if len(bad):
-            places = make_refs(number, bad)
-            total += sum(int(np.isin(area.refs, places).sum()) for area in maps.areas.values())
+            bad_refs = make_refs(number, bad)
+            total += sum(int(np.isin(area.refs, bad_refs).sum()) for area in maps.areas.values())
     return total
 
 

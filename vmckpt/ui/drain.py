@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vmckpt.events.types import Event, Note, PhaseBegan
-from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, DrainEvent, Ended, Noted, Planned, Progressed, Show
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
@@ -36,7 +36,7 @@ def planned(plan: DrainPlan) -> str:
     rows = [
         (
             move.vm,
-            f"{move.source} -> {move.target}",
+            f"{move.source} -> {move.destination}",
             format_duration(spans[move.vm].begin_s),
             format_duration(spans[move.vm].end_s),
             format_duration(move.cost.alone_s),
@@ -79,22 +79,22 @@ def words(event: Event) -> str | None:
 def _plain_lines() -> Show:
     began_s = time.monotonic()
 
-    def show(happening: Happening) -> None:
+    def show(happening: DrainEvent) -> None:
         match happening:
             case Planned(plan):
                 text = total(plan)
-            case Began(vm, source, target):
-                text = f"{vm}: {source} -> {target}"
-            case Went(vm, event):
-                said = words(event)
-                if said is None:
+            case Began(vm, source, destination):
+                text = f"{vm}: {source} -> {destination}"
+            case Progressed(vm, event):
+                line = words(event)
+                if line is None:
                     return
-                text = f"{vm}: {said}"
+                text = f"{vm}: {line}"
             case Ended(vm, where, took_s, ""):
                 text = f"{vm}: runs on {where}, after {format_duration(took_s)}"
             case Ended(vm, where, _, why):
                 text = f"{vm}: stays on {where}: {why}"
-            case Said(text):
+            case Noted(text):
                 pass
         print(f"[{time.monotonic() - began_s:7.2f}s] {one_line(text)}", file=sys.stderr, flush=True)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.events.types import Event, Progress
-from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, DrainEvent, Ended, Noted, Planned, Progressed, Show
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.drain import total, words
 from vmckpt.ui.drawn import drawn
@@ -25,7 +25,7 @@ MOST_ROWS, MOST_SAID = 16, 4
 @dataclass(slots=True)
 class _Row:
     source: str
-    target: str
+    destination: str
     state: str = "waiting"
     style: str = "dim"
     progress: Progress | None = None
@@ -46,32 +46,32 @@ class Screen:
         self._said: list[str] = []
         self._began_s = time.monotonic()
 
-    def add(self, happening: Happening) -> None:
+    def add(self, happening: DrainEvent) -> None:
         """Handle an event."""
         match happening:
             case Planned(plan):
                 if self._plan is None:
                     self._plan, self._began_s = plan, time.monotonic()
                 for move in plan.table.moves:
-                    self._rows[move.vm] = _Row(move.source, move.target)
-            case Began(vm, source, target):
-                self._rows[vm] = _Row(source, target, "asking both hosts", "cyan")
-            case Went(vm, event):
+                    self._rows[move.vm] = _Row(move.source, move.destination)
+            case Began(vm, source, destination):
+                self._rows[vm] = _Row(source, destination, "asking both hosts", "cyan")
+            case Progressed(vm, event):
                 self._went(self._rows[vm], event)
             case Ended(vm, where, took_s, why):
                 words = f"✗ {why}" if why else f"✓ {format_duration(took_s)}"
                 row = self._rows.setdefault(vm, _Row(where, where))
                 row.state, row.style, row.is_over = words, "red" if why else "green", True
                 row.progress = None
-            case Said(text):
+            case Noted(text):
                 self._said.append(text)
 
     @staticmethod
     def _went(row: _Row, event: Event) -> None:
         if isinstance(event, Progress):
             row.progress = event
-        elif said := words(event):
-            row.state = said
+        elif line := words(event):
+            row.state = line
 
     def __rich__(self) -> Group:
         over = sum(row.is_over for row in self._rows.values())
@@ -97,7 +97,7 @@ class Screen:
         for vm, row in rows:
             grid.add_row(
                 Text(f" {vm}"),
-                Text(f"{row.source} -> {row.target}", style="dim"),
+                Text(f"{row.source} -> {row.destination}", style="dim"),
                 Text(one_line(row.state), style=row.style),
                 *_figures(row.progress),
             )

@@ -82,8 +82,8 @@ class _Screen:
              "…" if progress.eta_s is None else format_duration(progress.eta_s)),
         ]  # fmt: skip
         if progress.throttle_percent or progress.postcopy_requests:
-            throttled, asked = f"{progress.throttle_percent} %", str(progress.postcopy_requests)
-            rows.append(("throttled", throttled, "pages asked", asked))
+            throttled, requests = f"{progress.throttle_percent} %", str(progress.postcopy_requests)
+            rows.append(("throttled", throttled, "pages asked", requests))
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", min_width=10)
         table.add_column(min_width=16)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress, unheard
+from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress, ignore_event
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.verbosity import is_plain, is_quiet
 from vmckpt.units import format_duration, format_rate, format_size
@@ -35,7 +35,7 @@ PHASES = {
 def display(title: str) -> Iterator[Emit]:
     """Show events on stderr during the block: live on a terminal, otherwise a line per second."""
     if is_quiet():
-        yield unheard
+        yield ignore_event
         return
     if is_plain() or not sys.stderr.isatty():
         yield _plain_lines()

@@ -1,13 +1,14 @@
 """A replication in words: its status and its events."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from vmckpt.replicate.operator.sides import ReplicaSide
 from vmckpt.replicate.paths import FIRST, HEARD, SECOND, UNHEARD
 from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.ui.tables import fields
-from vmckpt.units import format_duration, format_size
+from vmckpt.units import format_duration, format_size, format_time
 
 
 def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
@@ -33,7 +34,16 @@ def event_text(event: dict[str, Any]) -> str:
         state += ", heard over both paths"
     why = f": {event['why']}" if event.get("why") else ""
     where = f"{event['host']} {event.get('role', '?')}"
-    return f"{event['time']}  {where:<20}  {state}, term {event.get('term', '?')}{why}"
+    return f"{_local(event['time'])}  {where:<20}  {state}, term {event.get('term', '?')}{why}"
+
+
+def _local(time: str) -> str:
+    """An event's time, which is in UTC, in the local time zone; unchanged if it is not a time."""
+    try:
+        unix_s = datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError):
+        return time
+    return f"{format_time(unix_s)}.{round(unix_s * 1e3) % 1000:03}"
 
 
 def _primary(side: ReplicaSide) -> list[tuple[str, str]]:
@@ -74,9 +84,9 @@ def _lease(status: ReplicaStatus) -> list[tuple[str, str]]:
     """The lease; unknown for a service of an older vmckpt."""
     if status.lease_s is None:
         return []
-    place = status.arbiter or "?"
+    location = status.arbiter or "?"
     return [
-        ("lease", f"{status.lease_s:g} s, renewed every {status.lease_s / 3:.2g} s, at {place}")
+        ("lease", f"{status.lease_s:g} s, renewed every {status.lease_s / 3:.2g} s, at {location}")
     ]
 
 

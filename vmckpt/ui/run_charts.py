@@ -67,10 +67,10 @@ def figure(record: RunRecord) -> "Figure":
 
 
 def _title(record: RunRecord) -> str:
-    asked, result = record.request, record.result or {}
+    request, result = record.request, record.result or {}
     outcome = result.get("outcome", "no end recorded")
-    hosts = f"{asked.get('source')} -> {asked.get('target')}"
-    return f"{asked.get('vm')}: {hosts}, {result.get('method', asked.get('method'))}: {outcome}"
+    hosts = f"{request.get('source')} -> {request.get('target')}"
+    return f"{request.get('vm')}: {hosts}, {result.get('method', request.get('method'))}: {outcome}"
 
 
 def _phases(chart: "Axes", events: Sequence[Mapping[str, Any]]) -> None:

@@ -45,7 +45,7 @@ def chosen(
     from vmckpt.errors import UsageError
 
     known = [name.replace(" ", "-") for name in header]
-    places = []
+    numbers = []
     for name in names:
         plain = "-".join(name.lower().split()).replace("_", "-")
         if plain not in known:
@@ -54,8 +54,8 @@ def chosen(
                 why=f"the columns are {', '.join(known)}",
                 remedy=f"write e.g. --columns {','.join(known[:2])}",
             )
-        places.append(known.index(plain))
-    return [header[n] for n in places], [[row[n] for n in places] for row in rows]
+        numbers.append(known.index(plain))
+    return [header[n] for n in numbers], [[row[n] for n in numbers] for row in rows]
 
 
 def fields(pairs: Sequence[tuple[str, str]], *, indent: str = "", width: int | None = None) -> str:

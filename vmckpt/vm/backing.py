@@ -44,10 +44,10 @@ async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:
         raise malformed(host, "od", done.stdout) from exc
 
 
-def malformed(host: Host, command: str, said: str) -> RefusedError:
+def malformed(host: Host, command: str, reply: str) -> RefusedError:
     """What a tool on the host printed was not understood."""
     return RefusedError(
         f"what uses the images of {host.name} is not known",
-        why=f"{command} says '{said[:100]}' there",
+        why=f"{command} says '{reply[:100]}' there",
         remedy=f"see what {command} is on that host",
     )

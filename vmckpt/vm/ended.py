@@ -14,7 +14,7 @@ from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import last_words
+from vmckpt.vm.start import last_lines
 
 _STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
 # A page of guest memory may be a huge page.
@@ -53,15 +53,15 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
             f"its QEMU died of SIGBUS: {spec.ram_dir} on {host.name}, which holds its memory, "
             "is full"
         )
-    words = await last_words(host, files.stderr)
+    words = await last_lines(host, files.stderr)
     return (
         f"a signal ended its QEMU while the guest ran ({words or 'no message'}): see the kernel's "
         f"log on {host.name}, which reports a SIGKILL if memory ran out"
     )
 
 
-def _lost(told: str | None) -> str:
+def _lost(text: str | None) -> str:
     """Why a missing page could not be loaded, if the pager says so."""
     with suppress(MalformedError):
-        return convert(_Missing, parse(told or "{}")).lost or ""
+        return convert(_Missing, parse(text or "{}")).lost or ""
     return ""

@@ -59,17 +59,17 @@ async def identity_of(host: Host, directory: VmDir) -> str:
     return found
 
 
-async def hand_over(host: Host, directory: VmDir, target: Host) -> None:
+async def hand_over(host: Host, directory: VmDir, destination: Host) -> None:
     """Copy the identity and the checkpoint history to the destination. Raises StorageError."""
-    theirs = vm_dir(target.state_dir, directory.path.name)
+    theirs = vm_dir(destination.state_dir, directory.path.name)
     found = await read_identity(host, directory)
     if found is None:
         found = new_identity()
         with suppress(StorageError):  # a full disk at the source must not prevent a migration
             await host.write_text(directory.identity, f"{found}\n")
-    await target.write_text(theirs.identity, f"{found}\n")
+    await destination.write_text(theirs.identity, f"{found}\n")
     if point := await host.read_text(directory.point):
-        await target.write_text(theirs.point, point)
+        await destination.write_text(theirs.point, point)
 
 
 def is_identity(text: str) -> bool:

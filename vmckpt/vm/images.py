@@ -67,10 +67,10 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[H
     Raises RefusedError if a VM's files are damaged, HostDownError.
     """
     folder = host.state_dir / FOLDER
-    return await looked_at(host, [folder / name for name in await host.list_dir(folder)], domains)
+    return await inspected(host, [folder / name for name in await host.list_dir(folder)], domains)
 
 
-async def looked_at(
+async def inspected(
     host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
 ) -> list[HostImage]:
     """The images at these paths, without missing and non-regular files.
@@ -85,12 +85,12 @@ async def looked_at(
     ]
     users: dict[str, set[str]] = defaultdict(set)
     reached = {path: f"image {path.name}" for path in await _files(host, beside)}
-    said = await _said(host)
-    for user, path in [*_named(said, host), *_of_domains(domains)]:
+    texts = await _vm_texts(host)
+    for user, path in [*_named(texts, host), *_of_domains(domains)]:
         for where, file in (await _files(host, [path])).items():
             users[file.identity].add(user)
             reached.setdefault(where, user)
-    for user, text, _ in said:
+    for user, text, _ in texts:
         for path, file in files.items():
             if _mentions(text, path):
                 users[file.identity].add(user)
@@ -111,7 +111,7 @@ async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
     Operations that clean up after a VM in `own` do not count. Raises as `images_of` does.
     """
     cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
-    found = await looked_at(host, [path], await files_of_domains(host))
+    found = await inspected(host, [path], await files_of_domains(host))
     users = {user for image in found for user in image.users}
     return any(not (user in own or user.startswith(cleanups)) for user in users)
 
@@ -152,7 +152,7 @@ async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> li
 async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
     """Remove images; returns those removed. Raises as `remove_image` does."""
     removed = []
-    for image in await looked_at(host, paths, await files_of_domains(host)):
+    for image in await inspected(host, paths, await files_of_domains(host)):
         await remove_image(host, image)
         removed.append(image)
     return removed
@@ -169,10 +169,10 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
         is_own = path.parent == host.state_dir / FOLDER
         try:
             for other in [] if is_own else all_hosts():
-                for image in await looked_at(other, [path], await files_of_domains(other)):
+                for image in await inspected(other, [path], await files_of_domains(other)):
                     if image.users:
                         kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
-            here = await looked_at(host, [path], await files_of_domains(host))
+            here = await inspected(host, [path], await files_of_domains(host))
             if not here:
                 kept[str(path)] = "it is not an image file"
             for image in here:
@@ -198,9 +198,9 @@ async def remove_image(host: Host, image: HostImage) -> None:
     real = await host.resolve(image.path)
     apart = real.with_name(f".removed-{os.urandom(4).hex()}-{real.name}")
     await _rename(host, real, apart, user)
-    said = await _said(host)
+    texts = await _vm_texts(host)
     found = [
-        one.user for one in said if any(_mentions(one.text, name) for name in (real, image.path))
+        one.user for one in texts if any(_mentions(one.text, name) for name in (real, image.path))
     ]
     if not found:
         await remove_as(host, user, apart)
@@ -262,7 +262,7 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
     return found
 
 
-class _Said(NamedTuple):
+class _VmText(NamedTuple):
     """The content of a record of a VM or an operation, and its owner."""
 
     user: str
@@ -270,7 +270,7 @@ class _Said(NamedTuple):
     is_spec: bool
 
 
-async def _said(host: Host) -> list[_Said]:
+async def _vm_texts(host: Host) -> list[_VmText]:
     """The records of the host's VMs, replications and running operations."""
     files: list[tuple[str, Path]] = []
     for name in await host.list_dir(vms_dir(host.state_dir)):
@@ -285,7 +285,7 @@ async def _said(host: Host) -> list[_Said]:
                 (f"{what} {name.removesuffix('.json')}", path / ending if ending else path)
             )
     texts = [(user, await host.read_text(path), path.name == _SPEC) for user, path in files]
-    return [_Said(user, text, is_spec) for user, text, is_spec in texts if text]
+    return [_VmText(user, text, is_spec) for user, text, is_spec in texts if text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,21 +312,21 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
     for kind in _OF_CHECKPOINTS:
         for run in await host.list_dir(jobs_dir(host.state_dir, kind)):
             job = JobFiles.of(host.state_dir, kind, run)
-            order, told = await host.read_text(job.order), await host.read_text(job.outcome)
+            order, outcome = await host.read_text(job.order), await host.read_text(job.outcome)
             with suppress(MalformedError):
-                asked = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
-                checkpoint = asked.checkpoint or (asked.wish and asked.wish.checkpoint)
-                is_over = convert(_ReaderOutcome, parse(told)).is_over if told else False
+                request = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
+                checkpoint = request.checkpoint or (request.wish and request.wish.checkpoint)
+                is_over = convert(_ReaderOutcome, parse(outcome)).is_over if outcome else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))
     return found
 
 
-def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
+def _named(texts: Iterable[_VmText], host: Host) -> Iterator[tuple[str, Path]]:
     """The disks that specs name, wherever they are. A spec that cannot be read may name any
     image.
     """
-    for user, text in ((one.user, one.text) for one in said if one.is_spec):
+    for user, text in ((one.user, one.text) for one in texts if one.is_spec):
         directory = vm_dir(host.state_dir, user.removeprefix("VM "))
         try:
             spec = parse_spec(text, str(directory.spec), directory.path)
@@ -339,7 +339,7 @@ def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
         yield from ((user, disk.on(host.state_dir)) for disk in spec.disks)
         yield from ((user, path) for path in spec.files)
         yield from (
-            (user, directory.aside / f"disk{number}.qcow2") for number in range(len(spec.disks))
+            (user, directory.overlays / f"disk{number}.qcow2") for number in range(len(spec.disks))
         )
 
 

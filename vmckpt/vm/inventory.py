@@ -108,7 +108,7 @@ async def require_at_home(host: Host, name: str) -> Vm:
     vm = await read_vm(host, name)
     if vm is None:
         raise NotFoundError(
-            f"'{name}' is not on {host.name} any more",
+            f"'{name}' is no longer on {host.name}",
             why="it was moved or removed meanwhile",
             remedy="see `vmckpt vm list`",
         )
@@ -142,7 +142,7 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
     VM of one name, at least one then sees the other. Raises RefusedError, BusyError.
     """
 
-    async def look(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None, bool]]:
+    async def inspect(other: Host) -> list[tuple[Host, str, Owner | None, Vm | None, bool]]:
         if other.name == host.name:
             return []
         # In this order: a lock is given back when the VM is there.
@@ -160,7 +160,7 @@ async def require_unused(names: Collection[str], host: Host, hosts: Iterable[Hos
             if name in names
         ]
 
-    found = await ask_every(hosts, look)
+    found = await ask_every(hosts, inspect)
     for other, name, owner, vm, is_cut_off in (one for those in found.given for one in those):
         if vm is not None:
             raise RefusedError(
@@ -211,7 +211,7 @@ async def find_vm(name: str) -> Vm:
     return found[0]
 
 
-async def look(vm: Vm) -> VmStatus:
+async def inspect(vm: Vm) -> VmStatus:
     """The VM's state, without disturbing its operation; takes at most about 2 s."""
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
@@ -229,7 +229,7 @@ async def look(vm: Vm) -> VmStatus:
     return VmStatus(vm, state, migrating, owner)
 
 
-async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
+async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """The state of every VM of `hosts`, queried concurrently, and the hosts that do not answer.
 
     A VM with damaged files is listed among the silent, and hides no other. One that may have
@@ -237,10 +237,10 @@ async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """
     unread, arrivals = list[Unread](), list[Arrival]()
 
-    async def look_one(host: Host, name: str) -> VmStatus | None:
+    async def inspect_one(host: Host, name: str) -> VmStatus | None:
         try:
             if (vm := await read_vm(host, name)) is not None:
-                return await look(vm)
+                return await inspect(vm)
             if await _is_cut_off_there(host, name):
                 arrivals.append(Arrival(host.name, name))
             return None
@@ -248,14 +248,14 @@ async def look_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
             unread.append(Unread(host.name, name, exc))
             return None
 
-    async def look_at(host: Host) -> list[VmStatus | None]:
+    async def inspect_on(host: Host) -> list[VmStatus | None]:
         names = await host.list_dir(vms_dir(host.state_dir))
-        return await asyncio.gather(*(look_one(host, name) for name in names))
+        return await asyncio.gather(*(inspect_one(host, name) for name in names))
 
-    answers = await ask_every(hosts, look_at)
-    given = [look for looks in answers.given for look in looks if look is not None]
+    answers = await ask_every(hosts, inspect_on)
+    given = [inspect for statuses in answers.given for inspect in statuses if inspect is not None]
     silent = answers.silent + [one.error for one in unread]
-    return Answers(given, silent, answers.unheard, tuple(unread), tuple(arrivals))
+    return Answers(given, silent, answers.unanswered, tuple(unread), tuple(arrivals))
 
 
 async def _is_cut_off_there(host: Host, name: str) -> bool:
@@ -289,12 +289,12 @@ async def is_worked_on(name: str) -> bool:
 async def running_operations() -> set[str]:
     """The ids of the runs that hold a VM's lock now, on hosts that answer."""
 
-    async def look_at(host: Host) -> list[Owner | None]:
+    async def inspect_on(host: Host) -> list[Owner | None]:
         names = await host.list_dir(host.state_dir / "locks")
         paths = [lock_path(host.state_dir, name) for name in names]
         return await asyncio.gather(*(host.lock_owner(path) for path in paths))
 
-    answers = await ask_every(all_hosts(), look_at)
+    answers = await ask_every(all_hosts(), inspect_on)
     return {owner.run for owners in answers.given for owner in owners if owner}
 
 

@@ -221,11 +221,11 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
     now = await read_vm(vm.host, vm.name)
     if now is None:
         raise BusyError(
-            f"'{vm.name}' is not on {vm.host.name} any more",
+            f"'{vm.name}' is no longer on {vm.host.name}",
             why="another command has moved or removed it meanwhile",
             remedy="try again: vmckpt vm list",
         )
-    if await now.host.exists(now.directory.aside_request):
+    if await now.host.exists(now.directory.overlays_request):
         raise BusyError(
             f"what '{vm.name}' has written is not on its shared disks yet",
             why="its writes are in an overlay, from a replication with --disks shared",

@@ -58,14 +58,14 @@ class VmDir(NamedTuple):
         return self.path / "saving"
 
     @property
-    def aside(self) -> Path:
+    def overlays(self) -> Path:
         """Overlays of shared disks during a replication; see `replicate/disks`."""
         return self.path / "aside"
 
     @property
-    def aside_request(self) -> Path:
+    def overlays_request(self) -> Path:
         """Exists while there are overlays: their replication (JSON)."""
-        return self.aside / "request.json"
+        return self.overlays / "request.json"
 
     @property
     def claim(self) -> Path:

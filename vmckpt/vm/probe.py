@@ -17,7 +17,7 @@ from vmckpt.installing import OS_RELEASE, Need, advice
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
-from vmckpt.vm.start import greeted, last_words
+from vmckpt.vm.start import greeted, last_lines
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
@@ -42,7 +42,7 @@ async def abilities(host: Host) -> Abilities:
             return convert(Abilities, parse(text, most_bytes=_MOST_CACHED_BYTES))
         except MalformedError:
             await host.remove(cache)  # another version's cache: overwritten below
-    found = await _asked(host, "none", "tcg", learn)
+    found = await _ask_bare_qemu(host, "none", "tcg", learn)
     await host.make_dir(cache.parent)
     await host.write_text(cache, json.dumps(builtins(found)))
     return found
@@ -54,10 +54,10 @@ async def require_qemu(host: Host) -> Abilities:
     Raises UsageError if it is not QEMU, or cannot run x86-64 guests as vmckpt needs them.
     """
     try:
-        said = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
-        first = said.stdout.partition("\n")[0]
-        if said.returncode or not first.startswith("QEMU emulator version"):
-            words = first or said.stderr.partition("\n")[0] or "nothing"
+        output = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
+        first = output.stdout.partition("\n")[0]
+        if output.returncode or not first.startswith("QEMU emulator version"):
+            words = first or output.stderr.partition("\n")[0] or "nothing"
             raise _no_qemu(host, f"its answer to --version is: {words[:200]}")
         found = await abilities(host)
     except (HostDownError, OperationFailedError) as exc:
@@ -101,7 +101,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
         return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
     try:
-        enabled = await _asked(host, "q35", "kvm", commands.query_kvm)
+        enabled = await _ask_bare_qemu(host, "q35", "kvm", commands.query_kvm)
     except (HostDownError, OperationFailedError) as exc:
         return f"QEMU does not start with KVM: {exc.why}"
     return None if enabled else "QEMU started without KVM"
@@ -119,7 +119,7 @@ async def _binary(host: Host) -> Executable:
     )
 
 
-async def _asked(
+async def _ask_bare_qemu(
     host: Host, machine: str, accel: str, question: Callable[[Monitor], Awaitable[T]]
 ) -> T:
     """Ask a QEMU without a guest. If it hangs up meanwhile, ask another one.
@@ -159,7 +159,7 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
         try:
             yield monitor
         except MonitorLostError as exc:
-            words = await last_words(host, stderr)
+            words = await last_lines(host, stderr)
             raise MonitorLostError(
                 f"QEMU on {host.name} did not answer",
                 why=f"{exc.why}; it said: {words}" if words else exc.why,

@@ -17,17 +17,19 @@ async def is_device(host: Host, path: Path) -> bool:
     return is_block or (real.is_relative_to("/dev") and not real.is_relative_to("/dev/shm"))
 
 
-async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
+async def is_shared(
+    source: Host, destination: Host, here: Path, there: Path
+) -> tuple[bool | None, str]:
     """Whether a marker written beside a disk by one host is readable on the other.
 
     Returns None if that is unknown, and the reason.
     """
-    real_here, real_there = await both(source.resolve(here), target.resolve(there))
+    real_here, real_there = await both(source.resolve(here), destination.resolve(there))
     marker, token = f".vmckpt-{os.urandom(8).hex()}", os.urandom(8).hex()
     written = real_here.parent / marker
     try:
         await source.write_text(written, token)
-        return await target.read_text(real_there.parent / marker) == token, ""
+        return await destination.read_text(real_there.parent / marker) == token, ""
     except StorageError as exc:
         return None, f"no marker can be written beside it ({exc.why})"
     finally:

@@ -145,8 +145,8 @@ async def start_qemu(
     plugged yet. On an error nothing of it remains. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
-    told = files._replace(as_user=host.vm_uids is not None)
-    _require_short_paths(host, told)
+    passed = files._replace(as_user=host.vm_uids is not None)
+    _require_short_paths(host, passed)
     await host.make_dir(files.path)
     try:
         for ram_dir in {spec.ram_dir, IN_MEMORY}:
@@ -159,7 +159,7 @@ async def start_qemu(
             shared = Grant(GrantKind.READ, files.ram(spec.ram_dir), user.shared_group)
             await host.grant([shared], user.uids)
         argv = qemu_argv(
-            spec, platform, told, host.qemu, incoming=incoming,
+            spec, platform, passed, host.qemu, incoming=incoming,
             private_ram=private_ram, ram_is_read_only=ram_is_read_only,
         )  # fmt: skip
         await host.write_text(files.path / "argv.json", json.dumps(argv))
@@ -338,7 +338,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
             if not await host.is_alive(process):
                 await host.require_up()  # else the error is not from QEMU
                 what = f"QEMU did not start on {host.name}"
-                if words := await last_words(host, stderr):
+                if words := await last_lines(host, stderr):
                     remedy = "correct what it names; nothing was left behind"
                     if "-sandbox" in words:
                         remedy = (
@@ -363,12 +363,12 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
 async def _whereabouts(host: Host, process: ProcessId) -> str:
     """What a hung process waits for, in the kernel's words (proc(5))."""
     status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
-    place = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
+    wchan = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
     state = " ".join(status_fields(status).get("State", []))
-    return f"; the process is in {place or '?'}, state {state}" if state else ""
+    return f"; the process is in {wchan or '?'}, state {state}" if state else ""
 
 
-async def last_words(host: Host, stderr: Path) -> str:
+async def last_lines(host: Host, stderr: Path) -> str:
     """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
     lines = [
         line.partition("Z ")[2] or line

@@ -8,7 +8,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.location import (
+    Key,
+    StoreLocation,
+    is_there,
+    opened,
+    own,
+    parse_location,
+)
 from vmckpt.checkpoint.catalogue.whose import vm_labels
 from vmckpt.checkpoint.facts import CheckpointFacts, UnknownFactsError
 from vmckpt.checkpoint.history import History
@@ -42,15 +49,15 @@ class CatalogueEntry:
     `pins` are those of all these stores, each listed once.
     """
 
-    places: tuple[StoreLocation, ...]
+    locations: tuple[StoreLocation, ...]
     manifest: Manifest
     facts: CheckpointFacts | None
     pins: tuple[Pin, ...] = ()
 
     @property
-    def place(self) -> StoreLocation:
+    def location(self) -> StoreLocation:
         """The nearest store."""
-        return self.places[0]
+        return self.locations[0]
 
     @property
     def id(self) -> str:
@@ -67,7 +74,7 @@ class CatalogueEntry:
 class Unreadable:
     """A checkpoint with an unreadable manifest: it can only be removed."""
 
-    place: StoreLocation
+    location: StoreLocation
     id: str
     error: VmckptError
 
@@ -129,24 +136,24 @@ async def catalogue(
     RefusedError, HostDownError if the given store cannot be read.
     """
     if given is not None:
-        there = await _read(parse_place(given), key, vm)
+        there = await _read(parse_location(given), key, vm)
         silent = [one.error for one in there.damaged]
         return Catalogue(_merged(there.manifests, there.pins), silent, tuple(there.damaged))
-    places, silent = await known_places(hosts, vm)
-    mute = list[VmckptError]()
+    locations, silent = await known_locations(hosts, vm)
+    unreachable = list[VmckptError]()
 
-    async def look(place: StoreLocation) -> _There:
+    async def read_location(location: StoreLocation) -> _There:
         try:
-            return await _read(place, key, vm, named=False)
+            return await _read(location, key, vm, named=False)
         except _ITS_OWN as exc:
-            mute.append(exc)
+            unreachable.append(exc)
             return _There([], [], {})
 
-    found = await asyncio.gather(*(look(place) for place in places))
+    found = await asyncio.gather(*(read_location(location) for location in locations))
     unreadable = tuple(one for there in found for one in there.damaged)
     every = [one for there in found for one in there.manifests]
     manifests, others = await in_thread(partial(_agreeing, every, _is_ours))
-    silent += [*mute, *(one.error for one in unreadable), *others]
+    silent += [*unreachable, *(one.error for one in unreadable), *others]
     pins: Pinned = {}
     for there in found:
         for checkpoint_id, those in there.pins.items():
@@ -170,11 +177,11 @@ def _agreeing(
         if not is_same(known, one) and is_ours(one) and not is_ours(known):
             right[one.id] = one
     kept, errors = list[tuple[StoreLocation, Manifest]](), list[VmckptError]()
-    for place, manifest in nearest_first:
+    for location, manifest in nearest_first:
         if is_same(right[manifest.id], manifest):
-            kept.append((place, manifest))
+            kept.append((location, manifest))
         else:
-            errors.append(contradiction(place, manifest.id))
+            errors.append(contradiction(location, manifest.id))
     return kept, errors
 
 
@@ -185,57 +192,61 @@ def _is_ours(manifest: Manifest) -> bool:
     return False
 
 
-def contradiction(place: StoreLocation, checkpoint_id: str) -> StorageError:
+def contradiction(location: StoreLocation, checkpoint_id: str) -> StorageError:
     """Two stores have different checkpoints with the same id."""
     return StorageError(
-        f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
+        f"checkpoint {checkpoint_id} in {location.label} is not the one of that id in another "
+        "store",
         why="its description differs, and a copy's would not",
         remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
-        f"--store {place.label}",
+        f"--store {location.label}",
     )
 
 
-def _distance(place: StoreLocation) -> tuple[bool, bool]:
+def _distance(location: StoreLocation) -> tuple[bool, bool]:
     """Sort key: stores of this machine first."""
-    return not place.is_here, place.host is None
+    return not location.is_here, location.host is None
 
 
-async def known_places(
+async def known_locations(
     hosts: Sequence[Host], vm: str | None = None
 ) -> tuple[list[StoreLocation], list[VmckptError]]:
     """Every known store, once, and why some may be missing.
 
     Known stores are all hosts' own and those that their VMs (or one VM) were taken into.
     """
-    answers = await ask_every(hosts, lambda host: _places(host, vm))
-    places = _different(place for found in answers.given for place in found)
+    answers = await ask_every(hosts, lambda host: _locations(host, vm))
+    locations = _different(location for found in answers.given for location in found)
     silent = list(answers.silent)
 
-    async def has_one(place: StoreLocation) -> bool:
+    async def has_one(location: StoreLocation) -> bool:
         try:
-            return await is_there(place)
+            return await is_there(location)
         except _ITS_OWN as exc:
             silent.append(exc)
             return False
 
-    there = await asyncio.gather(*map(has_one, places))
-    return [place for place, is_one in zip(places, there, strict=True) if is_one], silent
+    there = await asyncio.gather(*map(has_one, locations))
+    return [location for location, is_one in zip(locations, there, strict=True) if is_one], silent
 
 
-async def _places(host: Host, vm: str | None) -> list[StoreLocation]:
+async def _locations(host: Host, vm: str | None) -> list[StoreLocation]:
     names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
     paths = [vm_dir(host.state_dir, name).point for name in names]
     texts = await asyncio.gather(*(host.read_text(path) for path in paths))
-    return [own(host), *(place for text in texts for place in History.parse(text).places(host))]
+    return [
+        own(host),
+        *(location for text in texts for location in History.parse(text).locations(host)),
+    ]
 
 
-def _different(places: Iterable[StoreLocation]) -> list[StoreLocation]:
+def _different(locations: Iterable[StoreLocation]) -> list[StoreLocation]:
     """Remove duplicates: a directory of this machine is the same under each of its host names."""
     found: dict[tuple[str, str], StoreLocation] = {}
-    for place in places:
-        where = "" if place.is_here or place.host is None else place.host.name
-        if place.is_own or (where, place.path) not in found:
-            found[where, place.path] = place
+    for location in locations:
+        where = "" if location.is_here or location.host is None else location.host.name
+        if location.is_own or (where, location.path) not in found:
+            found[where, location.path] = location
     return list(found.values())
 
 
@@ -247,12 +258,12 @@ class _There(NamedTuple):
     pins: Pinned
 
 
-async def _read(place: StoreLocation, key: Key, vm: str | None, *, named: bool = True) -> _There:
-    async with opened(place, key, any_encryption=not named) as store:
+async def _read(location: StoreLocation, key: Key, vm: str | None, *, named: bool = True) -> _There:
+    async with opened(location, key, any_encryption=not named) as store:
         found = await in_thread(store.catalogue)
         pins = await in_thread(store.pins)
-    mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
-    bad = [Unreadable(place, one, error) for one, error in found.damaged.items()]
+    mine = [(location, one) for one in found.manifests if vm is None or one.vm == vm]
+    bad = [Unreadable(location, one, error) for one, error in found.damaged.items()]
     return _There(mine, bad, pins)
 
 
@@ -261,14 +272,14 @@ def _merged(
     pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
 ) -> list[CatalogueEntry]:
     """One entry per checkpoint, however many stores have it; stores of this machine come first."""
-    places: dict[str, list[StoreLocation]] = {}
+    locations: dict[str, list[StoreLocation]] = {}
     manifests: dict[str, Manifest] = {}
-    for place, manifest in found:
-        places.setdefault(manifest.id, []).append(place)
+    for location, manifest in found:
+        locations.setdefault(manifest.id, []).append(location)
         manifests[manifest.id] = manifest
     entries = {
         one: CatalogueEntry(
-            tuple(sorted(places[one], key=_distance)),
+            tuple(sorted(locations[one], key=_distance)),
             manifest,
             _facts(manifest),
             tuple({pin.id: pin for pin in pins.get(one, ())}.values()),
@@ -297,8 +308,8 @@ def to_json(entry: CatalogueEntry) -> dict[str, Any]:
         "created_unix_s": manifest.created_unix_s,
         "added_bytes": manifest.added_bytes,
         "areas": [asdict(area) for area in manifest.areas],
-        "store": entry.place.label,
-        "stores": [place.label for place in entry.places],
+        "store": entry.location.label,
+        "stores": [location.label for location in entry.locations],
         "pins": [pin.to_json() for pin in entry.pins],
         "facts": entry.facts.shown() if entry.facts else None,
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
@@ -44,8 +44,8 @@ async def pin(
     """
     made = new_pin(entry.id, reason, operator(), guard)
     try:
-        for place in entry.places:
-            async with opened(place, key) as store:
+        for location in entry.locations:
+            async with opened(location, key) as store:
                 await in_thread(partial(store.pin, made))
     except BaseException:
         with suppress(VmckptError):
@@ -79,8 +79,8 @@ async def unpin(entry: CatalogueEntry, key: Key = None, *, force: bool) -> tuple
 async def release(entry: CatalogueEntry, pins: Iterable[Pin], key: Key = None) -> CatalogueEntry:
     """Remove the given pins in every store that has the checkpoint; returns the updated entry."""
     wanted = list(pins)
-    for place in entry.places:
-        async with opened(place, key) as store:
+    for location in entry.locations:
+        async with opened(location, key) as store:
             for one in wanted:
                 await in_thread(partial(store.unpin, one))
     gone = {one.id for one in wanted}

@@ -40,7 +40,7 @@ def _row(entry: CatalogueEntry, mark: str, vm: str) -> tuple[str, ...]:
         f"{mark}{entry.name}",
         manifest.id[:12],
         vm,
-        ", ".join(place.label for place in entry.places),
+        ", ".join(location.label for location in entry.locations),
         format_time(manifest.created_unix_s),
         format_size(manifest.added_bytes),
         f"{facts.pause_ms:.1f} ms" if facts else "?",
@@ -70,7 +70,7 @@ def lines(entry: CatalogueEntry, origin: OriginShown = OWN) -> list[tuple[str, s
         ("vm id", manifest.vm_id or "- (taken before VMs had one)"),
         ("taken", format_time(manifest.created_unix_s)),
         ("parent", manifest.parent or "-"),
-        ("store", ", ".join(place.label for place in entry.places)),
+        ("store", ", ".join(location.label for location in entry.locations)),
         ("added", format_size(manifest.added_bytes)),
         *(("pinned", f"{format_time(pin.pinned_unix_s)}: {pin.in_words}") for pin in entry.pins),
     ]

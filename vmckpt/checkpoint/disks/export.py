@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, find_disk
 from vmckpt.errors import RefusedError, StorageError, UsageError
@@ -51,7 +51,7 @@ async def export_disk(
     """
     if os.path.lexists(image.path):
         raise _there_already(image.path)
-    async with opened(entry.place, key) as store:
+    async with opened(entry.location, key) as store:
 
         def work(still_wanted: Callable[[], None]) -> Exported:
             def watched(done: int, total: int) -> None:
@@ -63,13 +63,13 @@ async def export_disk(
         return await until_cancelled(work)
 
 
-def format_of(target: Path, given: str | None) -> str:
+def format_of(destination: Path, given: str | None) -> str:
     """The image's format: as given, else by the file name's suffix. Raises UsageError."""
     ends = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
-    kind = given or ends.get(target.suffix)
+    kind = given or ends.get(destination.suffix)
     if kind not in FORMATS:
         raise UsageError(
-            f"{target.name} does not end in a known format"
+            f"{destination.name} does not end in a known format"
             if given is None
             else f"--format {given} is unknown",
             why="it is qcow2 or raw",
@@ -81,24 +81,26 @@ def format_of(target: Path, given: str | None) -> str:
 def _export(
     store: Store, checkpoint_id: str, name: str, image: ExportFile, moved: Moved
 ) -> Exported:
-    target, kind = image
+    destination, kind = image
     with store.read(checkpoint_id) as point:
         disk = find_disk(point.manifest, name)
         area = point.area(disk.name)
         total = len(area.numbers()) * BLOCK_CHUNK_BYTES
-        aside = target.with_name(f".{target.name}.part-{secrets.token_hex(4)}")
+        temporary = destination.with_name(f".{destination.name}.part-{secrets.token_hex(4)}")
         try:
-            _require_room(target, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0))
-            write_image(aside, kind, disk.size_bytes, _watched(area, total, moved))
+            _require_room(
+                destination, total + (tables_bytes(disk.size_bytes) if kind != "raw" else 0)
+            )
+            write_image(temporary, kind, disk.size_bytes, _watched(area, total, moved))
             try:
-                _put_in_place(aside, target)
+                _put_in_place(temporary, destination)
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         except OSError as exc:
             raise StorageError(
-                f"cannot write {target}",
+                f"cannot write {destination}",
                 why=exc.strerror or str(exc),
-                remedy="check that the folder exists, its rights, and free space",
+                remedy="check that the folder exists, its permissions, and free space",
             ) from exc
         return Exported(disk, kind, total)
 
@@ -114,40 +116,42 @@ def _watched(
         moved(done, total)
 
 
-def _put_in_place(aside: Path, target: Path) -> None:
+def _put_in_place(temporary: Path, destination: Path) -> None:
     """Rename it durably, unless another file has taken the name meanwhile."""
     try:
         try:
-            os.link(aside, target, follow_symlinks=False)
+            os.link(temporary, destination, follow_symlinks=False)
         except OSError as exc:
             if exc.errno not in NO_LINKS:
                 raise
             # An empty file reserves the name until the rename.
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            aside.rename(target)
+            os.close(
+                os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            )
+            temporary.rename(destination)
     except FileExistsError as exc:
-        raise _there_already(target) from exc
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        raise _there_already(destination) from exc
+    folder = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def _there_already(target: Path) -> RefusedError:
+def _there_already(destination: Path) -> RefusedError:
     return RefusedError(
-        f"{target} exists already",
+        f"{destination} exists already",
         why="an export does not overwrite",
         remedy="choose another name, or remove it first",
     )
 
 
-def _require_room(target: Path, needed_bytes: int) -> None:
-    there = os.statvfs(target.parent)
+def _require_room(destination: Path, needed_bytes: int) -> None:
+    there = os.statvfs(destination.parent)
     free = there.f_bavail * there.f_frsize
     if free < needed_bytes:
         raise RefusedError(
-            f"there is no room for {target}",
+            f"there is no room for {destination}",
             why=f"it takes up to {format_size(needed_bytes)}, {format_size(free)} are free",
             remedy="make room there, or choose another location",
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key
+from vmckpt.checkpoint.catalogue.location import Key
 from vmckpt.checkpoint.disks.serve_disks import Failed, readers
 from vmckpt.checkpoint.disks.stored_disks import DiskReader
 from vmckpt.deadlines import poll

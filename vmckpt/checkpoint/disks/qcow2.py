@@ -70,17 +70,17 @@ def _write_raw(fd: int, size_bytes: int, chunks: Chunks) -> None:
     os.truncate(fd, size_bytes)
     for numbers, contents in chunks:
         view = memoryview(contents).cast("B")
-        for place, number in enumerate(numbers.tolist()):
+        for i, number in enumerate(numbers.tolist()):
             start = number * CLUSTER_BYTES
-            data = view[place * CLUSTER_BYTES : (place + 1) * CLUSTER_BYTES]
+            data = view[i * CLUSTER_BYTES : (i + 1) * CLUSTER_BYTES]
             write_at(fd, data[: size_bytes - start], start)
 
 
 def _write_qcow2(fd: int, size_bytes: int, chunks: Chunks, backing: tuple[str, str] | None) -> None:
-    places = np.zeros(clusters_of(size_bytes), np.uint64)
+    file_clusters = np.zeros(clusters_of(size_bytes), np.uint64)
     free = 1  # the first is the header
     for numbers, contents in chunks:
         write_at(fd, memoryview(contents).cast("B"), free * CLUSTER_BYTES)
-        places[numbers] = np.arange(free, free + len(numbers), dtype=np.uint64)
+        file_clusters[numbers] = np.arange(free, free + len(numbers), dtype=np.uint64)
         free += len(numbers)
-    write_at(fd, write_tables(fd, size_bytes, places, free, backing), 0)
+    write_at(fd, write_tables(fd, size_bytes, file_clusters, free, backing), 0)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.stored_disks import DiskReader, StoredDisk, stored_disks
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
 from vmckpt.qemu.disks.nbd_server import serving
@@ -24,7 +24,7 @@ async def readers(entry: CatalogueEntry, key: Key = None) -> AsyncIterator[list[
 
     Raises NotFoundError (it has none), DamagedError, BusyError, StorageError.
     """
-    async with opened(entry.place, key) as store:
+    async with opened(entry.location, key) as store:
         reading = store.read(entry.id)
         point: Checkpoint = await in_thread(reading.__enter__)
         try:

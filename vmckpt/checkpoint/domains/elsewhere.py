@@ -20,7 +20,7 @@ async def host_of_domain(uuid: str, taken_on: str) -> Host:
             "the domain is on none of the hosts whose libvirtd answers, and would run twice if "
             "another runs it",
             why="; ".join(f"{error.what}: {error.why}" for error in found.silent),
-            remedy="if it does not run there any more, name the host to restore it on: --host",
+            remedy="if it no longer runs there, name the host to restore it on: --host",
         )
     return find_host(taken_on)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-from vmckpt.checkpoint.catalogue.place import Key, opened
+from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_itself
 from vmckpt.checkpoint.domains.save_image import write_save_image
@@ -55,7 +55,7 @@ async def export_domain(
     DamagedError, StorageError.
     """
     _require_new(directory)
-    async with opened(entry.place, key) as store:
+    async with opened(entry.location, key) as store:
 
         def work(still_wanted: Callable[[], None]) -> ExportedDomain:
             return _export(store, entry.id, directory, moved, still_wanted)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.catalogue.place import access_to
+from vmckpt.checkpoint.catalogue.location import access_to
 from vmckpt.checkpoint.domains.settle import require_running
 from vmckpt.checkpoint.facts import EPOCH
-from vmckpt.checkpoint.jobs import CHECKPOINT, StoreAsked, Take
+from vmckpt.checkpoint.jobs import CHECKPOINT, StoreRequest, Take
 from vmckpt.checkpoint.meant import require_meant
 from vmckpt.checkpoint.operate import StoreJob, have_done, store_of
 from vmckpt.checkpoint.origin import run_key
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.preflight.domains.capture import described
@@ -46,15 +46,15 @@ async def create(
     # What its host finds out more comes as the job's error.
     found = described(name, domain.description.memory_bytes, parts_of(domain.seen.xml))
     require(found, f"'{name}' cannot have checkpoints while it runs")
-    place = store_of(name, host, given)
-    access = await access_to(place, key, to_write=True, named=given is not None)
+    location = store_of(name, host, given)
+    access = await access_to(location, key, to_write=True, named=given is not None)
     if access.secret is not None:
-        await require_meant(name, host, domain.uuid, place, key)
+        await require_meant(name, host, domain.uuid, location, key)
     site_key = await in_thread(partial(run_key, state_dir(), name))
     options = replace(options, site_key=site_key)
 
-    def request(store: StoreAsked, held_s: float | None) -> Take:
+    def request(store: StoreRequest, held_s: float | None) -> Take:
         return Take(store, options, held_s, domain.uuid)
 
     tell(TAINTED)
-    return await have_done(StoreJob(CHECKPOINT, host, name, request, place, access), tell)
+    return await have_done(StoreJob(CHECKPOINT, host, name, request, location, access), tell)

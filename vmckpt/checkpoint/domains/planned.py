@@ -10,7 +10,7 @@ from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import Identity, Image, as_copy, with_images
+from vmckpt.vm.domains.rewritten import DomainIdentity, Image, as_copy, with_images
 
 # libvirt's own, for copies of block devices.
 IMAGES = Path("/var/lib/libvirt/images")
@@ -19,7 +19,7 @@ Where = Callable[[int, DomainPart, str], Path]
 
 
 @dataclass(frozen=True, slots=True)
-class NewDisk:
+class DomainDiskPlan:
     """A disk whose content is `area` of the checkpoint."""
 
     target: str
@@ -36,7 +36,7 @@ class PlannedDomain:
     uuid: str
     xml: str
     definition: str
-    disks: tuple[NewDisk, ...]
+    disks: tuple[DomainDiskPlan, ...]
 
 
 def domain_of(facts: CheckpointFacts) -> DomainFacts:
@@ -67,7 +67,7 @@ def plan_copy(
     """
     domain = domain_of(facts)
     macs = None if keep_macs else tuple(default_mac(name, n) for n in range(len(facts.macs)))
-    new = Identity(name, str(uuid.uuid4()), macs, isolated=not plugged)
+    new = DomainIdentity(name, str(uuid.uuid4()), macs, isolated=not plugged)
 
     def beside(number: int, part: DomainPart, kind: str) -> Path:
         folder = IMAGES if part.path.is_relative_to("/dev") else part.path.parent
@@ -79,14 +79,14 @@ def plan_copy(
 
 
 def _planned(
-    name: str, new_uuid: str, texts: Iterable[str], disks: tuple[NewDisk, ...]
+    name: str, new_uuid: str, texts: Iterable[str], disks: tuple[DomainDiskPlan, ...]
 ) -> PlannedDomain:
     images = {disk.target: disk.image for disk in disks}
     xml, definition = (with_images(text, images) if text else "" for text in texts)
     return PlannedDomain(name, new_uuid, xml, definition, disks)
 
 
-def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[NewDisk, ...]:
+def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[DomainDiskPlan, ...]:
     """Those that the checkpoint has the content of; others keep the image that they had.
 
     Raises RefusedError: its disks are not those of its XML; NotFoundError.
@@ -98,7 +98,7 @@ def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[N
             why="its disks are not those of its domain's XML",
             remedy="see: vmckpt checkpoint show",
         )
-    found = list[NewDisk]()
+    found = list[DomainDiskPlan]()
     for number, (part, disk) in enumerate(zip(parts, facts.disks, strict=True)):
         if disk.read_only:
             continue
@@ -109,5 +109,5 @@ def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[N
                 remedy="restore another checkpoint",
             )
         image = Image(where(number, part, disk.format), disk.format)
-        found.append(NewDisk(part.target, disk.area, disk.size_bytes, image))
+        found.append(DomainDiskPlan(part.target, disk.area, disk.size_bytes, image))
     return tuple(found)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
 from vmckpt.checkpoint.domains.record import (
@@ -31,9 +31,9 @@ from vmckpt.checkpoint.domains.save_image import write_save_image
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.making import proof_of, take_name
 from vmckpt.checkpoint.restore.planned import standing_of
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.errors import (
     BusyError,
@@ -75,23 +75,27 @@ async def restore_domain(
     Raises RefusedError, NotFoundError, BusyError, LibvirtRefusedError, StorageError: nothing was
     changed.
     """
-    async with reading(source.place, source.checkpoint, source.secret) as point:
+    async with reading(source.location, source.checkpoint, source.secret) as point:
         facts = usable_facts(point.manifest)
         await _require_trusted(point, source, host)
         plan = _plan(facts, options, host)
         async with _entitled(plan, options, host) as (session, old):
-            work = _Restoring(plan, point, facts, host=host, session=session, old=old)
+            work = _DomainRestoring(plan, point, facts, host=host, session=session, old=old)
             restored = await work.run(options, in_memory=source.secret is not None)
-            warnings = await _recorded(host, plan.uuid, point.manifest, source.place)
+            warnings = await _recorded(host, plan.uuid, point.manifest, source.location)
             running(replace(restored, warnings=(*restored.warnings, *warnings)))
 
 
-async def _recorded(host: LocalHost, uuid: str, manifest: Manifest, place: str) -> tuple[str, ...]:
+async def _recorded(
+    host: LocalHost, uuid: str, manifest: Manifest, location: str
+) -> tuple[str, ...]:
     """Record what the domain was restored as; returns why that failed, in words."""
     path = domain_dir(host, uuid).point
     history = History.parse(await host.read_text(path))
     try:
-        await host.write_text(path, history.then(manifest.id, host, place, manifest.sequence).text)
+        await host.write_text(
+            path, history.then(manifest.id, host, location, manifest.sequence).text
+        )
     except StorageError as exc:  # a full disk: the domain runs all the same
         return (f"{exc.what}: {exc.why}",)
     return ()
@@ -156,7 +160,7 @@ async def _entitled(
         yield session, None
 
 
-class _Restoring:
+class _DomainRestoring:
     """One restore."""
 
     def __init__(

@@ -83,8 +83,8 @@ def _pages(
     moved(done, total)
     for numbers, contents in area.stream():
         view = memoryview(contents).cast("B")
-        for place, number in enumerate(numbers.tolist()):
-            page = view[place * PAGE_CHUNK_BYTES : (place + 1) * PAGE_CHUNK_BYTES]
+        for location, number in enumerate(numbers.tolist()):
+            page = view[location * PAGE_CHUNK_BYTES : (location + 1) * PAGE_CHUNK_BYTES]
             yield number * PAGE_CHUNK_BYTES, bytes(page)
         done += len(numbers) * PAGE_CHUNK_BYTES
         moved(done, total)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from shlex import quote
 
-from vmckpt.checkpoint.asked import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.domains.guard import guard_words
 from vmckpt.checkpoint.domains.record import settle_restore
 from vmckpt.checkpoint.domains.settle import (
@@ -20,6 +19,7 @@ from vmckpt.checkpoint.domains.settle import (
     settle,
 )
 from vmckpt.checkpoint.facts import DomainFacts
+from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import Taking
 from vmckpt.deadlines import retry
@@ -47,7 +47,7 @@ from vmckpt.vm.domains.running import as_vm, domain_dir
 async def take_domain(
     host: Host,
     uuid: str,
-    place: str,
+    location: str,
     options: TakeOptions,
     *,
     tell: Callable[[str], None],
@@ -60,7 +60,7 @@ async def take_domain(
     domain = await find_there(host, uuid)
     if domain is None:
         raise NotFoundError(
-            f"the domain is not on {host.name} any more",
+            f"the domain is no longer on {host.name}",
             why=f"its libvirtd knows no domain {uuid}",
             remedy="see `vmckpt vm list`",
         )
@@ -70,7 +70,7 @@ async def take_domain(
         now = await seen_again(found, session)
         require_running(now)
         work = _DomainCheckpoint(now, parts_of(now.seen.xml), session, options, tell)
-        return await work.take(place, access)
+        return await work.take(location, access)
 
 
 class _DomainCheckpoint:
@@ -89,7 +89,7 @@ class _DomainCheckpoint:
         self._directory = domain_dir(domain.host, domain.uuid)
         self._is_lost = False
 
-    async def take(self, place: str, access: Access) -> TakenCheckpoint:
+    async def take(self, location: str, access: Access) -> TakenCheckpoint:
         """Take it; nothing of it stays in QEMU, unless libvirtd does not answer for long."""
         host, name = self._domain.host, f"{self._domain.name} on {self._domain.host.name}"
         await host.make_dir(self._directory.path)
@@ -98,7 +98,7 @@ class _DomainCheckpoint:
         try:
             async with domain_monitor(host, self._domain.uuid, name, mark) as monitor:
                 try:
-                    taken = await self._take(monitor, place, access)
+                    taken = await self._take(monitor, location, access)
                 finally:
                     self._is_lost = not monitor.is_open
         except VmckptError as exc:
@@ -112,7 +112,9 @@ class _DomainCheckpoint:
         left = await finish(self._settled())
         return taken if left is None else replace(taken, not_ended=f"{left.what}: {left.why}")
 
-    async def _take(self, monitor: RelayedMonitor, place: str, access: Access) -> TakenCheckpoint:
+    async def _take(
+        self, monitor: RelayedMonitor, location: str, access: Access
+    ) -> TakenCheckpoint:
         domain = self._domain
         vm = await as_vm(domain, self._parts, monitor)
         found = await ask(
@@ -130,7 +132,7 @@ class _DomainCheckpoint:
                 work = Taking(
                     vm, monitor, self._options, store_calls, self._tell, domain=self._facts
                 )
-                taken = await work.take(place, access)
+                taken = await work.take(location, access)
             await clean(monitor)
         return taken
 

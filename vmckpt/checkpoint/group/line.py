@@ -48,11 +48,11 @@ class Line:
     def __init__(self, reader: asyncio.StreamReader, writer: LineWriter, label: str) -> None:
         self._reader, self._writer, self.label = reader, writer, label
 
-    def say(self, word: str, **more: Any) -> None:
+    def send(self, word: str, **more: Any) -> None:
         """Send it, without confirmation."""
         self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
 
-    async def hear(self, within_s: float | None = None) -> LineMessage:
+    async def receive(self, within_s: float | None = None) -> LineMessage:
         """The next word. Raises OperationFailedError if the other end is gone or silent.
 
         Raises TimeoutError if it sends only heartbeats for `within_s`.
@@ -61,12 +61,12 @@ class Line:
         due_s = None if within_s is None else now_s() + within_s
         while True:
             left_s = SILENT_S if due_s is None else due_s - now_s()
-            said = await self._next(min(left_s, SILENT_S))
-            if said is not None and said.word != _BEAT:
-                return said
-            if said is None and left_s < SILENT_S:
+            message = await self._next(min(left_s, SILENT_S))
+            if message is not None and message.word != _BEAT:
+                return message
+            if message is None and left_s < SILENT_S:
                 raise TimeoutError
-            if said is None:
+            if message is None:
                 raise self._gone(f"it said nothing for {SILENT_S:g} s")
 
     async def _next(self, within_s: float) -> LineMessage | None:
@@ -93,7 +93,7 @@ class Line:
 
         async def beat() -> None:
             while True:
-                self.say(_BEAT)
+                self.send(_BEAT)
                 await asyncio.sleep(BEAT_S)
 
         task = asyncio.ensure_future(beat())

@@ -4,7 +4,7 @@ A cut (vmckpt/group/README.md):
 
     member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
-    head:    set (all are prepared) -> cut (all are set; those of one machine by turns)
+    head:    set (all are prepared) -> cut (all are set; those of one machine in turn)
              -> release (all have stopped) -> store (all have captured) -> commit (all have stored)
 
 A restore:
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from vmckpt.checkpoint.group.line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.epoch.capture import InPause
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_prompt
+from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_high_priority
 from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Output(Protocol):
     async def release(self) -> None:
         """Release held output. Raises CommandRefusedError if it was released already."""
 
-    async def let_go(self) -> None:
+    async def release_all(self) -> None:
         """Release held output, if any."""
 
 
@@ -89,15 +89,15 @@ class Alone:
 
     is_grouped = False
 
-    def prompt(self) -> AbstractContextManager[None]:
-        """As `Member.prompt`."""
+    def high_priority(self) -> AbstractContextManager[None]:
+        """As `Member.high_priority`."""
         return nullcontext()
 
     def pausing(self, _tell_guard: Callable[[str], None]) -> AbstractContextManager[None]:
         """As `Member.pausing`."""
         return nullcontext()
 
-    def say(self, _word: str, **_more: Any) -> None:
+    def send(self, _word: str, **_more: Any) -> None:
         """As `Member.say`."""
 
     async def all_prepared(self, _keep_up: Callable[[], Awaitable[None]]) -> None:
@@ -137,23 +137,23 @@ class Member:
         self._line, self.most_s, self._here = line, most_s, here
         self.held: HoldTimes | None = None
 
-    def say(self, word: str, **more: Any) -> None:
+    def send(self, word: str, **more: Any) -> None:
         """Send a word to the head."""
-        self._line.say(word, **more)
+        self._line.send(word, **more)
 
-    async def told(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
+    async def receive(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
         """Wait for the head's word. Raises OperationFailedError if the head aborts or is gone."""
         try:
-            said = await self._line.hear(within_s)
+            message = await self._line.receive(within_s)
         except TimeoutError as exc:
             raise given_up(f"no '{word}' was received within {within_s or 0:.3g} s") from exc
-        if said.word == word:
-            return said.more
-        raise given_up(str(said.more.get("why", said.word)))
+        if message.word == word:
+            return message.more
+        raise given_up(str(message.more.get("why", message.word)))
 
-    def prompt(self) -> AbstractContextManager[None]:
+    def high_priority(self) -> AbstractContextManager[None]:
         """Run at high priority, while this guest or those of others are paused."""
-        return session_prompt()
+        return session_high_priority()
 
     @contextmanager
     def pausing(self, tell_guard: Callable[[str], None], most_s: float = STUCK_S) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Member:
         If this process gets stuck, the guard resumes the guest and this raises
         OperationFailedError.
         """
-        with self.prompt():
+        with self.high_priority():
             until_s = _boottime_s() + most_s
             tell_guard(f"free {until_s}")
             try:
@@ -174,8 +174,8 @@ class Member:
 
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for all others, without a time limit, calling `keep_up` regularly."""
-        self.say("prepared", **self._here._asdict())
-        waiting = asyncio.ensure_future(self.told("set"))
+        self.send("prepared", **self._here._asdict())
+        waiting = asyncio.ensure_future(self.receive("set"))
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEP_UP_S))[0]:
                 await keep_up()
@@ -208,8 +208,8 @@ class Member:
         tell_guard: Callable[[str], None],
         capture: Callable[[Hold, Stopped | None], Awaitable[T]],
     ) -> T:
-        self.say("set")
-        await self.told("cut", TOGETHER_S)
+        self.send("set")
+        await self.receive("cut", TOGETHER_S)
         now_s = asyncio.get_running_loop().time
         began_s, stopping_unix_s = now_s(), time.time()
         stopped_unix_s = runs_unix_s = held_s = 0.0
@@ -218,7 +218,7 @@ class Member:
         def stopped() -> None:
             nonlocal stopped_unix_s
             stopped_unix_s = time.time()
-            self.say("stopped")
+            self.send("stopped")
 
         async def captured() -> T:
             nonlocal runs_unix_s
@@ -228,7 +228,7 @@ class Member:
 
         async def released() -> float:
             nonlocal held_s
-            await self.told("release", self.most_s)
+            await self.receive("release", self.most_s)
             heard_s = now_s()
             await output.release()
             held_s = now_s() - began_s
@@ -238,43 +238,43 @@ class Member:
             found, heard_s = await both(captured(), released())
         except BaseException:
             with suppress(VmckptError):
-                await finish(output.let_go())
+                await finish(output.release_all())
             raise
         self.held = HoldTimes(stopping_unix_s, stopped_unix_s, runs_unix_s, held_s)
         tell_guard("free inf")
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
-        self.say("captured")
-        await self.told("store", TOGETHER_S)
+        self.send("captured")
+        await self.receive("store", TOGETHER_S)
         return found
 
     async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:
         """All is done but the commit: wait for all others; returns the description of the group."""
-        self.say("stored", id=checkpoint_id, held=self.held and self.held._asdict())
-        return dict((await self.told("commit"))["group"])
+        self.send("stored", id=checkpoint_id, held=self.held and self.held._asdict())
+        return dict((await self.receive("commit"))["group"])
 
     async def all_ready(self) -> None:
         """The guest could run here, and the old one is ready to pause: wait for all others."""
-        self.say("ready")
-        await self.told("switch")
+        self.send("ready")
+        await self.receive("switch")
 
     async def all_switched(self) -> None:
         """The old guest is paused: wait until all are."""
-        self.say("switched")
-        await self.told("run", TOGETHER_S)
+        self.send("switched")
+        await self.receive("run", TOGETHER_S)
 
     async def all_running(self) -> None:
         """The guest runs: wait until all do. Raises OperationFailedError: it must not continue.
 
         If the head has died, the guest continues: the head had ordered all members to run.
         """
-        self.say("running")
+        self.send("running")
         try:
-            said = await self._line.hear(TOGETHER_S)
+            message = await self._line.receive(TOGETHER_S)
         except (TimeoutError, OperationFailedError):
             return
-        if said.word == VOID:
-            raise given_up(str(said.more.get("why", "")))
+        if message.word == VOID:
+            raise given_up(str(message.more.get("why", "")))
 
 
 def _boottime_s() -> float:

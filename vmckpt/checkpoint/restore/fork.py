@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image, write_overlay
 from vmckpt.checkpoint.facts import (
     DEVICES,
@@ -108,7 +108,7 @@ class Forked:
 
 
 async def fork(
-    host: LocalHost, place: str, options: ForkOptions, secret: bytes | None = None, *, run: str
+    host: LocalHost, location: str, options: ForkOptions, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
     """Make the forks one after the other; a failed one leaves nothing behind.
 
@@ -117,8 +117,8 @@ async def fork(
 
     Raises RefusedError, NotFoundError, StorageError if none can be made.
     """
-    async with reading(place, options.checkpoint, secret) as point:
-        return await _Forking(host, point, options, place, run).run()
+    async with reading(location, options.checkpoint, secret) as point:
+        return await _Forking(host, point, options, location, run).run()
 
 
 def _promise_files(run: str) -> QemuDir:
@@ -147,10 +147,10 @@ class _Forking:
     """All forks of one request."""
 
     def __init__(
-        self, host: LocalHost, point: Checkpoint, options: ForkOptions, place: str, run: str
+        self, host: LocalHost, point: Checkpoint, options: ForkOptions, location: str, run: str
     ) -> None:
         self._host, self._point, self._options, self._run_name = host, point, options, run
-        self._history = History().then(point.manifest.id, host, place)
+        self._history = History().then(point.manifest.id, host, location)
         self._facts = own_facts(point.manifest)
         self._ram, self._was_named, self._is_read_only = -1, False, False
         self._disks: dict[int, Path] = {}
@@ -205,7 +205,7 @@ class _Forking:
                 # A waiting fork must not stay paused.
                 forks = await to_the_end(self._run_all(ready))
             # After all run: waiting for one guest agent delays no other fork.
-            return await all_of(map(self._told, forks, planned))
+            return await all_of(map(self._with_warnings, forks, planned))
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
@@ -252,7 +252,7 @@ class _Forking:
             for ram_dir in {spec.ram_dir, IN_MEMORY}:
                 await finish(self._host.remove(files.memory(ram_dir)))
 
-    async def _told(self, fork: Forked, planned: PlannedRestore) -> Forked:
+    async def _with_warnings(self, fork: Forked, planned: PlannedRestore) -> Forked:
         """The outcome, once the guest was informed as far as possible."""
         if fork.error:
             return fork
@@ -361,7 +361,7 @@ class _Forking:
         for path in disks:
             if await host.exists(path):
                 raise RefusedError(
-                    f"{path} is there already",
+                    f"{path} exists already",
                     why="another VM may use it",
                     remedy="remove it, or choose another name for the forks (--name)",
                 )

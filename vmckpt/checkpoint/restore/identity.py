@@ -29,7 +29,7 @@ def new_macs(facts: CheckpointFacts, spec: Spec) -> list[tuple[str, str]]:
 async def tell_guest(
     host: Host, agent: Path, facts: CheckpointFacts, spec: Spec, *, plugged: bool
 ) -> list[str]:
-    """Inform a resumed guest; returns what it could not be told, in words."""
+    """Inform a resumed guest; returns what could not be delivered, in words."""
     if spec.adopted is not None:
         return []
     macs = new_macs(facts, spec)

@@ -100,7 +100,7 @@ class PageServer:
                 self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
                 self.answer()
                 if self._used is None and time.monotonic() > self._began_s + NOTED_S:
-                    self._used = self._look_back()
+                    self._used = self._accessed()
         if self._left.any():
             raise OperationFailedError(
                 f"{self.left} pages of the guest's memory were not delivered",
@@ -111,13 +111,13 @@ class PageServer:
 
     def noted(self) -> list[int]:
         """The pages to note for the next time. Raises ProcessLookupError: the VM has ended."""
-        used = self._look_back() if self._used is None else self._used
+        used = self._accessed() if self._used is None else self._used
         return next_noted(self._laid_out, self.waited_for, used)
 
-    def _look_back(self) -> set[int]:
+    def _accessed(self) -> set[int]:
         """The preloaded pages that the guest has accessed."""
-        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
-        return set(itertools.compress(self._laid_out, looked_at))
+        accessed = self._missing.accessed([number * PAGE_BYTES for number in self._laid_out])
+        return set(itertools.compress(self._laid_out, accessed))
 
     def answer(self, wait_ms: int = 0) -> None:
         """Serve pages that the guest waits for, and those loaded along with them."""
@@ -132,8 +132,8 @@ class PageServer:
                     self._missing.zero(offset)
                     continue
                 numbers, contents = self._area.read_around(number)
-                place = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
-                self._missing.fill(offset, memoryview(contents)[place : place + PAGE_BYTES])
+                start = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
+                self._missing.fill(offset, memoryview(contents)[start : start + PAGE_BYTES])
                 self._left[number] = False
                 along.append((numbers, memoryview(contents)))
             for numbers, view in along:
@@ -152,13 +152,13 @@ def main() -> None:
     """Follow the orders on the socket."""
     be_undisturbed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
+    with socket.socket(fileno=os.dup(0)) as control, control.makefile("rw") as lines:
         where = json.loads(lines.readline())
         key = Path(where["key"]) if where["key"] else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
             with closing(_RamSource(where["store"], secret, where["checkpoint"])) as source:
-                _page(told, lines, where, source)
+                _page(control, lines, where, source)
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")
 
@@ -166,8 +166,8 @@ def main() -> None:
 class _RamSource:
     """The RAM of a checkpoint, which is not removed meanwhile. Raises VmckptError."""
 
-    def __init__(self, place: str, secret: bytes | None, checkpoint_id: str) -> None:
-        self._place, self._secret, self._checkpoint_id = place, secret, checkpoint_id
+    def __init__(self, location: str, secret: bytes | None, checkpoint_id: str) -> None:
+        self._location, self._secret, self._checkpoint_id = location, secret, checkpoint_id
         self._opened, self.area = self._open()
 
     def open_again(self) -> None:
@@ -186,12 +186,12 @@ class _RamSource:
 
     def _open(self) -> tuple[ExitStack, Any]:
         with ExitStack() as opened:
-            store = opened.enter_context(open_store(self._place, Access(self._secret)))
+            store = opened.enter_context(open_store(self._location, Access(self._secret)))
             area = opened.enter_context(store.read(self._checkpoint_id)).area("ram")
             return opened.pop_all(), area
 
 
-def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
+def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
     area = source.area
     ram_file, noted = Path(where["ram_file"]), where["noted"]
     laid_out = read_noted(Path(noted)) if noted else []
@@ -210,7 +210,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
     _say(lines, {"missing": missing.number})
     pager = PageServer(area, missing, there, laid_out)
     # Loading the devices' state touches pages too: serve from here on.
-    marker = _until_go(told, pager)
+    marker = _until_go(control, pager)
     if marker is not None:
         _serve(pager, source, vm["pid"], marker)
         if where["key"]:
@@ -220,23 +220,23 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], source: _RamSo
                 note(Path(noted), pager.noted())
 
 
-def _until_go(told: socket.socket, pager: PageServer) -> Path | None:
+def _until_go(control: socket.socket, pager: PageServer) -> Path | None:
     """Serve faults until the order to fetch all pages; None: it will not come."""
-    told.setblocking(False)
-    said = ""
-    while not said.endswith("\n"):
+    control.setblocking(False)
+    output = ""
+    while not output.endswith("\n"):
         try:
             pager.answer(IDLE_MS)
         except ProcessLookupError:
             return None
         try:
-            came = told.recv(4096).decode()
+            came = control.recv(4096).decode()
         except BlockingIOError:
             continue
         if not came:
             return None
-        said += came
-    return Path(json.loads(said)["go"])
+        output += came
+    return Path(json.loads(output)["go"])
 
 
 def _serve(pager: PageServer, source: _RamSource, pid: int, marker: Path) -> None:

@@ -66,7 +66,7 @@ class PagerProcess:
     @classmethod
     async def start(
         cls,
-        place: str,
+        location: str,
         checkpoint_id: str,
         log: Path,
         ram_file: Path,
@@ -90,11 +90,11 @@ class PagerProcess:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         ours.setblocking(False)
-        missing = Missing(place, checkpoint_id, ram_file, key)
+        missing = Missing(location, checkpoint_id, ram_file, key)
         pager = cls(process, await asyncio.open_connection(sock=ours), log, missing)
         pager._tell(
             {
-                "store": place,
+                "store": location,
                 "checkpoint": checkpoint_id,
                 "ram_file": str(ram_file),
                 "noted": str(noted) if noted else None,

@@ -11,7 +11,7 @@ from vmckpt.epoch.disks import forget_files, remove_leftovers
 from vmckpt.epoch.output import BriefHold
 from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.processes.scheduling import real_time_is_over
+from vmckpt.hosts.processes.scheduling import end_real_time
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -52,11 +52,11 @@ async def _go_on(vm: Vm) -> None:
     # A QEMU that does not answer now is left for later.
     with suppress(HostDownError, OutcomeUnknownError):
         await resume_unsaved(vm)
-        await _let_disks_go(vm)
+        await _release_disks(vm)
     await let_run(vm)
 
 
-async def _let_disks_go(vm: Vm) -> None:
+async def _release_disks(vm: Vm) -> None:
     """Remove filters that a dead checkpoint left on its disks."""
     if not await vm.host.exists(vm.qemu.files.old_blocks(0)):
         return
@@ -66,12 +66,12 @@ async def _let_disks_go(vm: Vm) -> None:
     forget_files(vm.qemu.files)
 
 
-async def let_output_go(vm: Vm) -> None:
+async def release_output(vm: Vm) -> None:
     """Release output held by a dead group checkpoint whose guard is dead too.
 
     Also resets its QEMU's priority.
     """
-    real_time_is_over(vm.qemu.process.pid)
+    end_real_time(vm.qemu.process.pid)
     with suppress(VmckptError):  # QEMU has ended, or another operation has its monitor
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-            await BriefHold(monitor, [], 1.0).let_go()
+            await BriefHold(monitor, [], 1.0).release_all()

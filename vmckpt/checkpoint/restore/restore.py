@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
 from vmckpt.checkpoint.facts import (
     DEVICES,
@@ -29,7 +29,6 @@ from vmckpt.checkpoint.facts import (
 )
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.asked import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.first_pages import runs
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
@@ -53,6 +52,7 @@ from vmckpt.checkpoint.restore.planned import (
     replacement_path,
     standing_of,
 )
+from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.secret import keep
 from vmckpt.devices.absence import bring_back, plug_in
@@ -99,7 +99,7 @@ async def restore(
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be loaded later.
     """
-    async with reading(source.place, source.checkpoint, source.secret) as point:
+    async with reading(source.location, source.checkpoint, source.secret) as point:
         planned = await plan_of(point, source, options, host)
         async with entitled(planned, options) as old:
             work = _Restoring(planned, point, source, options, old, member=member)
@@ -243,7 +243,7 @@ class _Restoring:
     async def _pager(self) -> PagerProcess:
         host, source = self._host, self._source
         return await PagerProcess.start(
-            source.place,
+            source.location,
             source.checkpoint,
             self._files.path / "pager.log",
             self._files.ram(self._planned.spec.ram_dir),
@@ -461,7 +461,7 @@ class _Restoring:
         history = History.parse(await self._host.read_text(vm.directory.point))
         is_itself = self._old is None and self._identity == manifest.vm_id
         sequence = manifest.sequence if is_itself else None
-        history = history.then(manifest.id, self._host, self._source.place, sequence)
+        history = history.then(manifest.id, self._host, self._source.location, sequence)
         await self._host.write_text(vm.directory.point, history.text)
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:

@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.checkpoint.catalogue.place import reading
+from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.restore.asked import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.making import (
     committed,
     making,
@@ -34,6 +33,7 @@ from vmckpt.checkpoint.restore.planned import (
     copy_variables,
     replacement_path,
 )
+from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import entitled, plan_of
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
@@ -87,7 +87,7 @@ async def restore_disks(
     Raises RefusedError (the VM runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
     nothing was changed.
     """
-    async with reading(source.place, source.checkpoint, source.secret) as point:
+    async with reading(source.location, source.checkpoint, source.secret) as point:
         planned = await plan_of(point, source, options, host)
         async with entitled(planned, options) as old:
             if old is not None:
@@ -117,7 +117,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
         await write_down(vm, making(vm, renames=((aside, one.path) for one, aside in made.items())))
         await _write(point, made)
         left = await to_the_end(_commit(vm, point, source))
-    return _told(old, point, images, [*warnings, *left])
+    return _result(old, point, images, [*warnings, *left])
 
 
 async def _anew(
@@ -152,7 +152,7 @@ async def _anew(
         await host.write_text(vm.directory.spec, vm.spec.text)
         await host.write_text(vm.directory.identity, f"{identity}\n")
         left = await to_the_end(_commit(vm, point, source))
-    return _told(vm, point, images, [*warnings, *left])
+    return _result(vm, point, images, [*warnings, *left])
 
 
 def _matched(spec: Spec, host: Host, point: Checkpoint) -> tuple[list[_Image], list[str]]:
@@ -204,7 +204,7 @@ async def _commit(vm: Vm, point: Checkpoint, source: CheckpointSource) -> list[s
 
     async def write_history() -> None:
         history = History.parse(await vm.host.read_text(vm.directory.point))
-        history = history.then(point.manifest.id, vm.host, source.place)
+        history = history.then(point.manifest.id, vm.host, source.location)
         await vm.host.write_text(vm.directory.point, history.text)
 
     await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
@@ -251,7 +251,7 @@ async def _platform(spec: Spec, host: Host, theirs: Platform) -> Platform:
     return theirs if here.accel == theirs.accel and here.machine == theirs.machine else here
 
 
-def _told(
+def _result(
     vm: Vm, point: Checkpoint, images: Sequence[_Image], warnings: Sequence[str]
 ) -> DisksRestored:
     paths = tuple(str(image.path) for image in images)

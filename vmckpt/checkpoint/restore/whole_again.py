@@ -19,9 +19,9 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.area import Area
 from vmckpt.units import format_size
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 _BATCH_CHUNKS = 1024
 _FD_NAME = "vmckpt-saved"
 
@@ -51,7 +51,7 @@ async def _from_file(monitor: Monitor, area: Area, files: QemuDir, path: Path) -
         )
     try:
         await in_thread(partial(_write_file, path, area))
-        let_write_here(files, path)
+        grant_write(files, path)
         await commands.migrate_set_capabilities(monitor, {"events": True, MAPPED_RAM: True})
         await _loaded(monitor, commands.migrate_incoming(monitor, f"file:{path}"))
     finally:
@@ -77,7 +77,7 @@ async def _loaded(monitor: Monitor, begin: Coroutine[Any, Any, None]) -> None:
     with monitor.events("MIGRATION") as events:
         await begin
         while True:
-            event: Any = await events.next(LOOK_S)
+            event: Any = await events.next(CHECK_S)
             if event is None:
                 status = (await commands.query_migrate(monitor)).status
             else:
@@ -98,8 +98,8 @@ def _write_file(path: Path, area: Area) -> None:
         os.truncate(fd, area.size_bytes)
         for numbers, contents in area.stream():
             view, size = memoryview(contents), area.chunk_bytes
-            for place, number in enumerate(numbers.tolist()):
-                os.pwrite(fd, view[place * size : (place + 1) * size], number * size)
+            for i, number in enumerate(numbers.tolist()):
+                os.pwrite(fd, view[i * size : (i + 1) * size], number * size)
         os.truncate(fd, area.size_bytes)
 
 

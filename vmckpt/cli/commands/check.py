@@ -39,7 +39,7 @@ def check(
 
 
 def show_checks(
-    name: str, targets: "Sequence[Host]", options: MigrationOptions, *, as_json: bool
+    name: str, destinations: "Sequence[Host]", options: MigrationOptions, *, as_json: bool
 ) -> None:
     """Show what a migration to each of them would find; exit code 4 if one would be refused."""
     from vmckpt.cli.found import find
@@ -47,9 +47,11 @@ def show_checks(
     from vmckpt.ui.findings import findings_text
 
     vm = run(find(name))
-    answers = [(target, run(examined(vm, target, options))) for target in targets]
+    answers = [
+        (destination, run(examined(vm, destination, options))) for destination in destinations
+    ]
     is_possible = all(answer.is_possible for _, answer in answers)
-    facts = [_facts(target, answer) for target, answer in answers]
+    facts = [_facts(destination, answer) for destination, answer in answers]
     tables = [f"{_headline(vm, *answer)}\n{findings_text(answer[1].checks)}" for answer in answers]
     result = {"vm": vm.name, "source": vm.host.name, "possible": is_possible, "targets": facts}
     show(result, "\n\n".join(tables), as_json=as_json)
@@ -57,11 +59,11 @@ def show_checks(
         raise typer.Exit(4)
 
 
-def _facts(target: "Host", answer: "Examined") -> dict[str, Any]:
+def _facts(destination: "Host", answer: "Examined") -> dict[str, Any]:
     checks = [check._asdict() for check in answer.checks]
-    return {"target": target.name, "possible": answer.is_possible, "checks": checks}
+    return {"target": destination.name, "possible": answer.is_possible, "checks": checks}
 
 
-def _headline(vm: "Driver", target: "Host", answer: "Examined") -> str:
+def _headline(vm: "Driver", destination: "Host", answer: "Examined") -> str:
     word = "can" if answer.is_possible else "cannot"
-    return f"{vm.name}: {vm.host.name} -> {target.name}: it {word} move"
+    return f"{vm.name}: {vm.host.name} -> {destination.name}: it {word} move"

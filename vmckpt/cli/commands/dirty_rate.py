@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.loop import run, run_until_interrupted
-from vmckpt.cli.options.arguments import LookFor, VmName, look_s
+from vmckpt.cli.options.arguments import MeasureFor, VmName, measure_s
 from vmckpt.cli.output import Json, note, show, warn
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
 def dirty_rate(
     vm: VmName,
-    for_: LookFor = "30s",
+    for_: MeasureFor = "30s",
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Continue until Ctrl-C, with a chart of the last minute."),
@@ -35,7 +35,7 @@ def dirty_rate(
     from vmckpt.ui.charts import require_plotting
     from vmckpt.units import format_age
 
-    for_s = look_s(for_)
+    for_s = measure_s(for_)
     if watch and (json or plot):
         raise UsageError(
             "--watch cannot be combined with --json or --plot",

@@ -35,15 +35,17 @@ def drain(
     from vmckpt.fleet.drain.drain import drain as drain_
     from vmckpt.hosts.inventory.inventory import find_host
 
-    asked = replace(
-        common.asked(options),
+    drain_options = replace(
+        common.drain_options(options),
         to=names("--to", to) if to is not None else (),
         apart=tuple(names("--apart", text, 2) for text in apart or ()),
         together=tuple(names("--together", text, 2) for text in together or ()),
     )
     there = find_host(host)
     carried_out(
-        lambda show: drain_(there, asked, show, reason=common.reason, dry_run=common.dry_run),
+        lambda show: drain_(
+            there, drain_options, show, reason=common.reason, dry_run=common.dry_run
+        ),
         f"draining {host}",
         as_json=common.json,
     )

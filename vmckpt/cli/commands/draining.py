@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.options.arguments import DryRun, FinishWithin, LookFor, intent, look_s
+from vmckpt.cli.options.arguments import DryRun, FinishWithin, MeasureFor, intent, measure_s
 from vmckpt.cli.options.together import Only
 from vmckpt.cli.output import Json, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -14,7 +14,7 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from vmckpt.fleet.drain.happenings import Show
+    from vmckpt.fleet.drain.events import Show
     from vmckpt.fleet.drain.plan import DrainOptions
     from vmckpt.fleet.drain.result import DrainResult
 
@@ -70,12 +70,12 @@ class Common(NamedTuple):
     vcpus_per_cpu: VcpusPerCpu = 16.0
     max_vms: MaxVms = None
     one_way: OneWay = False
-    for_: LookFor = "4s"
+    for_: MeasureFor = "4s"
     reason: Reason = ""
     dry_run: DryRun = False
     json: Json = False
 
-    def asked(self, options: MigrationOptions) -> "DrainOptions":
+    def drain_options(self, options: MigrationOptions) -> "DrainOptions":
         """What they mean. Raises UsageError."""
         from vmckpt.fleet.drain.plan import DrainOptions
         from vmckpt.fleet.drain.view import HostLimits
@@ -88,7 +88,7 @@ class Common(NamedTuple):
             bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
             limits=HostLimits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
             one_way=self.one_way,
-            look_s=look_s(self.for_),
+            measure_s=measure_s(self.for_),
         )
 
 

@@ -56,32 +56,32 @@ def migrate(
                 why="what a recovery does is decided while it asks both hosts",
                 remedy=f"see where the VM is: vmckpt vm show {vm}",
             )
-        _recover(vm, host, insists=insist, as_json=json)
+        _recover(vm, host, retries=insist, as_json=json)
         return
     began_s, forecast = time.monotonic(), None
     require_sense(options)
     if options.offline and wait_for_calm:
         raise of_memory("--wait-for-calm").error()
-    target = target_of(host)
+    destination = target_of(host)
     wanted = limits.intent(options)
     is_planned = plan or any(limits)
     if is_planned:
         require_forecast(options, promises_downtime=options.allowed_downtime_ms is not None)
     if wait_for_calm and not dry_run:
-        run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
+        run(_calm(vm, destination, options, wanted, began_s=began_s, given=wait_for_calm))
     if is_planned:
-        options, forecast = run(_planned(vm, target, options, wanted, began_s))
+        options, forecast = run(_planned(vm, destination, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli.commands.check import show_checks
 
-        show_checks(vm, [target], options, as_json=json)
+        show_checks(vm, [destination], options, as_json=json)
     else:
-        move(vm, target, options, forecast, as_json=json)
+        move(vm, destination, options, forecast, as_json=json)
 
 
 async def _calm(
     name: str,
-    target: "Host",
+    destination: "Host",
     options: MigrationOptions,
     wanted: "Intent",
     *,
@@ -94,18 +94,18 @@ async def _calm(
 
     vm, for_s = await find(name), parse_duration_s(given)
     await wait_for_calm_in_time(
-        vm, target, options, wanted, began_s=began_s, for_s=for_s, tell=note
+        vm, destination, options, wanted, began_s=began_s, for_s=for_s, tell=note
     )
 
 
 async def _planned(
-    name: str, target: "Host", options: MigrationOptions, wanted: "Intent", began_s: float
+    name: str, destination: "Host", options: MigrationOptions, wanted: "Intent", began_s: float
 ) -> tuple[MigrationOptions, dict[str, Any]]:
     """The options of the way that keeps the intent, and the forecast for the record."""
     from vmckpt.cli.found import find
 
     vm = await find(name)
-    made = await vm.plan(target, options, wanted, began_s=began_s)
+    made = await vm.plan(destination, options, wanted, began_s=began_s)
     for text in made.notes:
         note(f"plan: {text}")
     planned = made.require()
@@ -113,11 +113,11 @@ async def _planned(
     return planned, made.record()
 
 
-def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None:
+def _recover(vm: str, host: str | None, *, retries: bool, as_json: bool) -> None:
     from vmckpt.cli.found import find
     from vmckpt.drivers.find import recover
     from vmckpt.errors import UsageError
-    from vmckpt.migrate.outcome.insist import insist
+    from vmckpt.migrate.outcome.retrying import retry_recovery
 
     if host:
         raise UsageError(
@@ -125,7 +125,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
             why="its journal names both ends of the migration",
             remedy=f"vmckpt migrate --recover {vm}",
         )
-    recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))
+    recovery = run(retry_recovery(lambda: recover(vm, warn)) if retries else recover(vm, warn))
     if recovery is None:
         where = run(find(vm)).host.name
         text = f"no migration of {vm} was interrupted; it is on {where}"

@@ -25,14 +25,14 @@ def move_plainly(vm: str, host: str, *, as_json: bool) -> None:
 
 def move(
     vm: str,
-    target: "Host",
+    destination: "Host",
     options: "MigrationOptions",
     forecast: "dict[str, Any] | None",
     *,
     as_json: bool,
 ) -> None:
     """Migrate a VM; show its progress and its outcome."""
-    show_outcome(run(_migrate(vm, target, options, forecast)), as_json=as_json)
+    show_outcome(run(_migrate(vm, destination, options, forecast)), as_json=as_json)
 
 
 def target_of(name: str | None) -> "Host":
@@ -42,7 +42,9 @@ def target_of(name: str | None) -> "Host":
 
     if name is None:
         raise UsageError(
-            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
+            "no destination is named",
+            why="a migration needs a host",
+            remedy="vmckpt migrate VM HOST",
         )
     return find_host(name)
 
@@ -58,14 +60,14 @@ def show_outcome(outcome: "MigrationReport | Recovery", *, as_json: bool) -> Non
 
 
 async def _migrate(
-    name: str, target: "Host", options: "MigrationOptions", forecast: "dict[str, Any] | None"
+    name: str, destination: "Host", options: "MigrationOptions", forecast: "dict[str, Any] | None"
 ) -> "MigrationReport | Recovery":
     from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 
     vm = await find(name)
-    with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        return await vm.migrate(target, options, emit, forecast)
+    with display(f"{vm.name}: {vm.host.name} -> {destination.name}") as emit:
+        return await vm.migrate(destination, options, emit, forecast)
 
 
 _HEARD_BY = {

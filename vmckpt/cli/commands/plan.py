@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.options.arguments import LookFor, TimeLimits, VmName, look_s
+from vmckpt.cli.options.arguments import MeasureFor, TimeLimits, VmName, measure_s
 from vmckpt.cli.options.together import Only, together
 from vmckpt.cli.output import Json, note, run, show
 from vmckpt.options.migration import MigrationOptions
@@ -29,7 +29,7 @@ def plan(
         MigrationOptions,
         Only(("max_downtime_ms", "never_risk_postcopy", "bandwidth_bytes_per_s")),
     ],
-    for_: LookFor = "8s",
+    for_: MeasureFor = "8s",
     json: Json = False,
 ) -> None:
     """Forecast all migration methods for a VM and choose one.
@@ -43,12 +43,12 @@ def plan(
 
     began_s = time.monotonic()
     wanted = limits.intent(options)
-    target, for_s = find_host(host), look_s(for_)
+    destination, for_s = find_host(host), measure_s(for_)
     found = run(find(vm))
     note(f"measuring {vm} for {format_age(for_s)}")
-    made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))
+    made = run(found.plan(destination, options, wanted, began_s=began_s, for_s=for_s))
     show(made.to_json(), text(made), as_json=json)
-    if made.choice.way is None:
+    if made.choice.mode is None:
         raise typer.Exit(4)
 
 
@@ -57,11 +57,11 @@ def text(made: "MigrationPlan") -> str:
     from vmckpt.ui.tables import beneath, table
     from vmckpt.units import format_duration, format_rate, format_size
 
-    rows = [_row(offer, chosen=offer.forecast.way is made.choice.way) for offer in made.offers]
+    rows = [_row(offer, chosen=offer.forecast.mode is made.choice.mode) for offer in made.offers]
     header = ("", "method", "total", "downtime", "sent", "slowdown", "verdict")
     measured = made.measured
     head = (
-        f"{made.vm}: {made.source} -> {made.target}\n"
+        f"{made.vm}: {made.source} -> {made.destination}\n"
         f"{format_size(measured.ram_bytes)} of memory, working set "
         f"{format_size(measured.working_set_bytes)} in {format_duration(measured.took_s)}, at most "
         f"{format_rate(_fastest(made))}\n"
@@ -69,7 +69,7 @@ def text(made: "MigrationPlan") -> str:
     )
     choice = made.choice
     end = one_line(f"choice: {choice.reason}")
-    if choice.way is None:
+    if choice.mode is None:
         end = f"no method meets the constraints: {choice.reason}\n  do: {choice.change}"
     left_out = [*_by_reason("not possible", made.closed), *_by_reason("unknown", made.unknown)]
     notes = [*left_out, *_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
@@ -78,11 +78,11 @@ def text(made: "MigrationPlan") -> str:
     return "\n".join([head, "", *shown, *notes, end])
 
 
-def _by_reason(title: str, ways: "Iterable[tuple[TransferMode, str]]") -> list[str]:
+def _by_reason(title: str, modes: "Iterable[tuple[TransferMode, str]]") -> list[str]:
     """Methods without a forecast: a line for each reason."""
     methods: dict[str, list[str]] = {}
-    for way, reason in ways:
-        methods.setdefault(reason, []).append(way.value)
+    for mode, reason in modes:
+        methods.setdefault(reason, []).append(mode.value)
     return [f"{title}: {', '.join(names)}: {reason}" for reason, names in methods.items()]
 
 
@@ -113,10 +113,10 @@ def _row(offer: "Offer", *, chosen: bool) -> tuple[str, ...]:
     misses = " and ".join(miss.needed for miss in offer.misses)
     verdict = f"needs {misses}" if misses else "ok"
     if not found.ends:
-        return (mark, found.way, "does not end", "", "", "", verdict)
+        return (mark, found.mode, "does not end", "", "", "", verdict)
     return (
         mark,
-        found.way,
+        found.mode,
         _words(found.total_s, format_duration),
         _words(found.downtime_s, format_duration),
         format_size(found.sent_bytes.p50),

@@ -50,7 +50,7 @@ async def _watch(every_s: float, *, as_json: bool) -> None:
     checkpoints: dict[str, Any] = {}
     number = 0
 
-    async def look() -> dict[str, Any]:
+    async def query() -> dict[str, Any]:
         nonlocal checkpoints, number
         facts = await overview.facts(checkpoints if number % STORES_EVERY else None)
         checkpoints = {vm["name"]: vm["checkpoints"] for vm in facts["vms"]}
@@ -59,13 +59,13 @@ async def _watch(every_s: float, *, as_json: bool) -> None:
 
     if as_json or not sys.stdout.isatty():
         while True:
-            _show(await look(), as_json=as_json)
+            _show(await query(), as_json=as_json)
             await asyncio.sleep(every_s)
     from vmckpt.ui.top_live import screen
 
     with screen() as draw:
         while True:
-            draw(await look())
+            draw(await query())
             await asyncio.sleep(every_s)
 
 

@@ -24,7 +24,7 @@ def undrain(
     from vmckpt.fleet.drain.drain import undrain as undrain_
     from vmckpt.hosts.inventory.inventory import find_host
 
-    asked, there = common.asked(options), find_host(host)
+    drain_options, there = common.drain_options(options), find_host(host)
     if common.reason and not run(is_drained_for(there, common.reason)):
         text = f"{host} was not drained for {common.reason}: nothing to undo"
         show(
@@ -32,7 +32,7 @@ def undrain(
         )
         return
     carried_out(
-        lambda show: undrain_(there, asked, show, dry_run=common.dry_run),
+        lambda show: undrain_(there, drain_options, show, dry_run=common.dry_run),
         f"bringing VMs back to {host}",
         as_json=common.json,
     )

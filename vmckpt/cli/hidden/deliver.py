@@ -18,11 +18,11 @@ def deliver(
 ) -> None:
     """Deliver a notification as config.toml says (internal)."""
     from vmckpt.errors import VmckptError
-    from vmckpt.hosts.processes.scheduling import come_last
+    from vmckpt.hosts.processes.scheduling import low_priority
     from vmckpt.notify.delivery import deliver as deliver_
     from vmckpt.notify.notification import Notification
 
-    come_last()
+    low_priority()
     notification = Notification.from_text(text)
     try:
         receivers = _receivers()

@@ -41,12 +41,12 @@ def job(name: str, directory: Path, recover: bool = False, detail: int = 0) -> N
     """Run or recover the job in a directory; started by vmckpt itself."""
     from vmckpt.events.trace import Detail
     from vmckpt.hosts.inventory.inventory import local_host
-    from vmckpt.hosts.processes.scheduling import take_turns
+    from vmckpt.hosts.processes.scheduling import share_processor
     from vmckpt.jobs import serve
 
     kind = kind_of(name)
     if recover:
-        take_turns()  # its parent may run at low priority
+        share_processor()  # its parent may run at low priority
         run(serve.recover(kind, directory))
     else:
         own = run(local_host().own_command())

@@ -9,7 +9,7 @@ FIRST_WORD_S = 60.0
 
 
 def lend(
-    place: Annotated[Path, typer.Argument(help="The store's directory.")],
+    directory: Annotated[Path, typer.Argument(help="The store's directory.")],
     ear: Annotated[
         Path | None,
         typer.Argument(help="The socket to listen at; stdin and stdout when it is left out."),
@@ -32,7 +32,7 @@ def lend(
     from vmckpt.store.backends.lent import lend as lend_to
     from vmckpt.store.backends.local import LocalBackend
 
-    with closing(LocalBackend(place, append_only=append_only)) as backend:
+    with closing(LocalBackend(directory, append_only=append_only)) as backend:
         if ear is None:
             lend_to(backend, Pipes(0, 1), append_only=append_only)
             return

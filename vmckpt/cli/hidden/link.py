@@ -1,4 +1,4 @@
-"""vmckpt link: what another vmckpt starts on the target of a migration between two hosts.
+"""vmckpt link: what another vmckpt starts on the destination of a migration between two hosts.
 
 It imports no typer: a migration waits for it.
 """

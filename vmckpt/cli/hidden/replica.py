@@ -21,7 +21,7 @@ class ServiceTask(StrEnum):
     discard = "discard"
     undo = "undo"
     keep = "keep"
-    fold = "fold"
+    commit_overlays = "fold"
     examine = "examine"
     anew = "anew"
 
@@ -53,10 +53,10 @@ def replica(
         from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 
         settle_here(directory, CopiesFate(task.value))
-    elif task is ServiceTask.fold:
-        from vmckpt.replicate.disks.aside import fold
+    elif task is ServiceTask.commit_overlays:
+        from vmckpt.replicate.disks.overlays import commit_overlays
 
-        run(fold(directory))
+        run(commit_overlays(directory))
     elif task is ServiceTask.abandon:
         from vmckpt.replicate.recovery import abandon
 

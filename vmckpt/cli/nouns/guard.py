@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from vmckpt.cli.options.arguments import MaxPause, VmName, pause_s
 from vmckpt.cli.options.listing import ListOptions
-from vmckpt.cli.options.stores import AnyStore, absolute_place
+from vmckpt.cli.options.stores import AnyStore, absolute_location
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, note, run, show, warn
 from vmckpt.ui.shown import lines, one_line
@@ -160,9 +160,9 @@ def run_(
         keep_s=parse_duration_s(keep),
         max_pause_s=pause_s(max_pause, EPOCH),
         after_rollback=tuple(after_rollback or ()),
-        store=absolute_place(store),
+        store=absolute_location(store),
     )
-    _told(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
+    _show_record(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
 
 
 @app.command("list")
@@ -195,7 +195,7 @@ def commit(guarded: Guarded, json: Json = False) -> None:
     from vmckpt.fleet.guard.record import find
 
     tools = _tools(as_json=json)
-    _told(run(commit_(find(guarded), tools.tell)), as_json=json)
+    _show_record(run(commit_(find(guarded), tools.tell)), as_json=json)
 
 
 @app.command()
@@ -222,7 +222,7 @@ def resume(guarded: Guarded, json: Json = False) -> None:
         text = f"the command of {before.vm}'s guard was not started: nothing of it remains"
         show({"run": before.run, "vm": before.vm, "phase": None}, text, as_json=json)
         return
-    _told(record, as_json=json)
+    _show_record(record, as_json=json)
 
 
 def _tools(*, as_json: bool) -> "GuardTools":
@@ -252,7 +252,7 @@ def _tools(*, as_json: bool) -> "GuardTools":
     )
 
 
-def _told(record: "GuardRecord", *, as_json: bool) -> None:
+def _show_record(record: "GuardRecord", *, as_json: bool) -> None:
     from vmckpt.fleet.guard.record import GuardPhase
 
     _show(record, as_json=as_json)

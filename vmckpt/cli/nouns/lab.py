@@ -46,7 +46,7 @@ def up(
     """
     from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.lab.lab import up as lab_up
-    from vmckpt.lab.real.build import MachineKit, check_look, usual_packages
+    from vmckpt.lab.real.build import MachineKit, check_kit, usual_packages
     from vmckpt.lab.state import ssh_config
 
     if not real and (bare or packages):
@@ -61,12 +61,12 @@ def up(
             why="a bare host has no QEMU",
             remedy="leave one of them out",
         )
-    look = MachineKit(packages or usual_packages(), bare) if real else None
+    kit = MachineKit(packages or usual_packages(), bare) if real else None
     qemus = qemu or ([] if bare else [_installed_qemu()])
-    if look:
-        check_look(look)
+    if kit:
+        check_kit(kit)
     run(_require_qemus(qemus))
-    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, look=look))
+    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, kit=kit))
     names = [host.name for host in lab.hosts]
     text = f"the lab is up: {', '.join(names)}"
     if real:

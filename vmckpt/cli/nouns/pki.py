@@ -37,12 +37,12 @@ def init(
     Its key never leaves this machine.
     """
     from vmckpt.hosts.inventory.directories import state_dir
-    from vmckpt.hosts.pki.authority import make_authority
+    from vmckpt.hosts.pki.ca import make_ca
 
-    authority = make_authority(state_dir(), days=days)
-    text = f"created the CA '{authority.subject}', fingerprint {authority.fingerprint}"
+    ca = make_ca(state_dir(), days=days)
+    text = f"created the CA '{ca.subject}', fingerprint {ca.fingerprint}"
     text += "\nnow issue every host's certificates: vmckpt pki issue HOST ..."
-    show(_facts(authority), text, as_json=json)
+    show(_facts(ca), text, as_json=json)
 
 
 @app.command()
@@ -54,7 +54,7 @@ def issue(
     """Issue new certificates to hosts, replacing existing ones."""
     from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.hosts.pki.authority import issue as issue_to
+    from vmckpt.hosts.pki.ca import issue as issue_to
 
     issued, lines = [], []
     for host in [find_host(name) for name in hosts]:
@@ -78,20 +78,20 @@ def show_(
     """List the certificates of the CA and all hosts."""
     from vmckpt.hosts.inventory.directories import state_dir
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
-    from vmckpt.hosts.pki.authority import read_authority
+    from vmckpt.hosts.pki.ca import read_ca
 
-    authority = read_authority(state_dir())
-    asked = [find_host(name) for name in hosts] if hosts else all_hosts()
-    found = [_host_facts(host, authority) for host in asked]
+    ca = read_ca(state_dir())
+    chosen = [find_host(name) for name in hosts] if hosts else all_hosts()
+    found = [_host_facts(host, ca) for host in chosen]
     header = ("host", "state", "days left", "names", "fingerprint")
-    rows = [_row("(CA)", _state(authority), _facts(authority))] if authority else []
+    rows = [_row("(CA)", _state(ca), _facts(ca))] if ca else []
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
-    text = "" if authority else "there is no CA here; create one: vmckpt pki init"
-    result = {"authority": _facts(authority) if authority else None, "hosts": found}
+    text = "" if ca else "there is no CA here; create one: vmckpt pki init"
+    result = {"authority": _facts(ca) if ca else None, "hosts": found}
     listing.show(result, header, rows, wide=("fingerprint",), text=text)
 
 
-def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]:
+def _host_facts(host: "Host", ca: "Certificate | None") -> dict[str, Any]:
     from vmckpt.errors import HostDownError, UsageError
     from vmckpt.hosts.pki.certificate import is_issued_by
     from vmckpt.hosts.pki.identity import read_identity
@@ -105,7 +105,7 @@ def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]
     if identity is None:
         return {"host": host.name, "state": "none"}
     state = _state(min(identity.server, identity.client, key=lambda c: c.not_after_unix_s))
-    if authority and not is_issued_by(identity.server, authority):
+    if ca and not is_issued_by(identity.server, ca):
         state = "other authority"
     elif not identity.server.is_for(host.migration_address):
         state = "other address"
@@ -114,7 +114,7 @@ def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]
         "state": state,
         "server": _facts(identity.server),
         "client": _facts(identity.client),
-        "authority": identity.authority.fingerprint,
+        "authority": identity.ca.fingerprint,
     }
 
 

@@ -11,7 +11,7 @@ import typer
 from vmckpt.cli.options.arguments import VmName
 from vmckpt.cli.options.checkpoint_options import Retention
 from vmckpt.cli.options.listing import ListOptions
-from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, asked
+from vmckpt.cli.options.schedule_options import ScheduleName, TakingOptions, Times, schedule_request
 from vmckpt.cli.options.stores import Stored
 from vmckpt.cli.options.together import together
 from vmckpt.cli.output import Json, note, run, show, warn
@@ -59,7 +59,7 @@ def add(
     from vmckpt.fleet.schedule.run import clock
     from vmckpt.hosts.inventory.inventory import check_name
 
-    request = asked(vm, times, retention, taking, stored)
+    request = schedule_request(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
     require_sense(record)
     run(require_stores(record, run(find_own(vm))))
@@ -230,21 +230,29 @@ def _next_text(record: "ScheduleRecord", facts: dict[str, Any]) -> str:
 def _lines(record: "ScheduleRecord", facts: dict[str, Any]) -> list[tuple[str, str]]:
     from vmckpt.units import format_duration
 
-    asked, found = record.request, facts["interval"]
+    schedule_request, found = record.request, facts["interval"]
     lines = [
         ("schedule", record.name),
         ("vm", record.vm),
         ("when", str(facts["when"])),
-        ("time zone", asked.zone),
+        ("time zone", schedule_request.zone),
         ("next", _time(record, facts["next_unix_s"])),
         ("last done", _time(record, facts["last_done_unix_s"])),
         ("runs", f"{record.done_total} done, {record.failed_total} tries failed"),
-        ("catch-up", asked.catch_up.value),
-        ("jitter", format_duration(asked.jitter_s) if asked.jitter_s else "-"),
-        ("keeps", _rule_text(asked.rule)),
-        ("store", asked.store or "the store of the VM's host"),
-        ("copies to", ", ".join(asked.copies) or "-"),
-        ("checks", f"{asked.check_percent:g}% after each run" if asked.check_percent else "-"),
+        ("catch-up", schedule_request.catch_up.value),
+        (
+            "jitter",
+            format_duration(schedule_request.jitter_s) if schedule_request.jitter_s else "-",
+        ),
+        ("keeps", _rule_text(schedule_request.rule)),
+        ("store", schedule_request.store or "the store of the VM's host"),
+        ("copies to", ", ".join(schedule_request.copies) or "-"),
+        (
+            "checks",
+            f"{schedule_request.check_percent:g}% after each run"
+            if schedule_request.check_percent
+            else "-",
+        ),
     ]
     if found:
         lines += [

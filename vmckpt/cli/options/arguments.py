@@ -27,8 +27,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done
 Apply = Annotated[
     bool, typer.Option("--apply", help="Apply the changes instead of only showing them.")
 ]
-# See `look_s`.
-LookFor = Annotated[
+# See `measure_s`.
+MeasureFor = Annotated[
     str, typer.Option("--for", help="How long to measure the guest.", metavar="DURATION")
 ]
 # See `pause_s`.
@@ -78,16 +78,16 @@ class TimeLimits(NamedTuple):
         )
 
 
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
+SHORTEST_MEASURE_S, LONGEST_MEASURE_S = 0.2, 3600.0
 
 
-def look_s(text: str) -> float:
+def measure_s(text: str) -> float:
     """How long to look at a guest. Raises UsageError."""
     from vmckpt.errors import UsageError
     from vmckpt.units import parse_duration_s
 
     duration_s = parse_duration_s(text)
-    if not SHORTEST_LOOK_S <= duration_s <= LONGEST_LOOK_S:
+    if not SHORTEST_MEASURE_S <= duration_s <= LONGEST_MEASURE_S:
         raise UsageError(
             f"--for {text} cannot be measured",
             why="it takes from 200 ms to an hour",
@@ -132,8 +132,8 @@ def intent(
         within_s = seconds_until(finish_by, datetime.now())  # noqa: DTZ005
     if within_s is not None and within_s <= 0:
         raise UsageError(
-            "--finish-within is no time at all",
-            why="a migration takes longer",
+            "--finish-within is too short",
+            why="it must be more than 0",
             remedy="write e.g. --finish-within 10m",
         )
     downtime_s = None if max_downtime_ms is None else max_downtime_ms / 1e3

@@ -114,30 +114,32 @@ class ReplicateArguments(NamedTuple):
         Raises UsageError, RefusedError: nothing says where leases are.
         """
         from vmckpt.options.replication import ReplicationOptions
-        from vmckpt.replicate.arbiter import usual_place
+        from vmckpt.replicate.arbiter import default_location
         from vmckpt.units import parse_duration_s
 
         one_machine = primary.is_this_machine and standby.is_this_machine
-        place = self.lease or (last.arbiter if last else usual_place(one_machine=one_machine))
-        asked = replace(
-            last or ReplicationOptions(place),
-            arbiter=place,
+        location = self.lease or (
+            last.arbiter if last else default_location(one_machine=one_machine)
+        )
+        options = replace(
+            last or ReplicationOptions(location),
+            arbiter=location,
             holds_output=not self.unsafe_no_output_commit,
         )
         if self.lease_credentials is not None or self.lease is not None:
-            asked = replace(asked, credentials=self.lease_credentials or "")
+            options = replace(options, credentials=self.lease_credentials or "")
         if fence := _words(self.fence):
-            asked = replace(asked, fence=fence)
+            options = replace(options, fence=fence)
         if self.epoch is not None:
             epoch_s = None if self.epoch == AUTO else parse_duration_s(self.epoch)
-            asked = replace(asked, epoch_s=epoch_s)
+            options = replace(options, epoch_s=epoch_s)
         if self.disks is not None:
-            asked = replace(asked, disks=self.disks.value)
+            options = replace(options, disks=self.disks.value)
         if self.max_pause is not None:
-            asked = replace(asked, max_pause_s=parse_duration_s(self.max_pause))
+            options = replace(options, max_pause_s=parse_duration_s(self.max_pause))
         if self.lease_time is not None:
-            asked = replace(asked, lease_s=parse_duration_s(self.lease_time))
-        return asked
+            options = replace(options, lease_s=parse_duration_s(self.lease_time))
+        return options
 
 
 def _words(fence: str | None) -> tuple[str, ...]:

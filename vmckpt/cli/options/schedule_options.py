@@ -8,7 +8,7 @@ import typer
 
 from vmckpt.cli.options.arguments import MaxPause, Window, pause_s
 from vmckpt.cli.options.checkpoint_options import CheckpointKind, KindOption, Retention
-from vmckpt.cli.options.stores import Stored, absolute_place
+from vmckpt.cli.options.stores import Stored, absolute_location
 
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.request import CatchUp, ScheduleRequest
@@ -117,7 +117,7 @@ class TakingOptions(NamedTuple):
     max_pause: MaxPause = None
 
 
-def asked(
+def schedule_request(
     vm: str, times: Times, retention: Retention, taking: TakingOptions, stored: Stored
 ) -> "ScheduleRequest":
     """What all of them say. Raises UsageError."""
@@ -140,11 +140,13 @@ def asked(
         jitter_s=parse_duration_s(times.jitter) if times.jitter else 0.0,
         catch_up=_catch_up(times.catch_up),
         rule=None if rule.is_empty else rule,
-        store=absolute_place(stored.store),
-        copies=tuple(one for one in map(absolute_place, taking.copy_to or ()) if one is not None),
+        store=absolute_location(stored.store),
+        copies=tuple(
+            one for one in map(absolute_location, taking.copy_to or ()) if one is not None
+        ),
         kind=_kind(taking.kind),
         max_pause_s=pause_s(taking.max_pause, taking.kind.value),
-        key_file=absolute_place(stored.key_file),
+        key_file=absolute_location(stored.key_file),
         key_command=stored.key_command,
         check_percent=_check_percent(taking.check),
     )
@@ -194,7 +196,7 @@ def every_s(text: str | None) -> float | None:
 
 
 def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | None:
-    """A duration that an option gives. Raises UsageError: it is none, or belongs to auto alone."""
+    """A duration that an option gives. Raises UsageError: invalid, or for auto only."""
     from vmckpt.errors import UsageError
     from vmckpt.units import parse_duration_s
 
@@ -209,7 +211,7 @@ def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | Non
     found = parse_duration_s(text)
     if found <= 0:
         raise UsageError(
-            f"{option} {text} is no time at all", why="it is more than 0", remedy="write e.g. 1h"
+            f"{option} {text} is too short", why="it must be more than 0", remedy="write e.g. 1h"
         )
     return found
 

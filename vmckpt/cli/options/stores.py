@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
+    from vmckpt.checkpoint.catalogue.location import StoreLocation as Location
     from vmckpt.store.sealing.keys import KeySource
 
-Place = Annotated[
+StoreArgument = Annotated[
     str | None, typer.Argument(help="Store. [default: this host's own]", metavar="LOCATION")
 ]
-CheckedPlace = Annotated[
+CheckedStores = Annotated[
     str | None,
     typer.Argument(
         help="Store. [default: all stores with checkpoints of known VMs]", metavar="LOCATION"
@@ -107,10 +107,10 @@ Points = Annotated[
 
 def location_of(text: str | None) -> "Location":
     """The store that was named, else this host's own. Raises UsageError, NotFoundError."""
-    from vmckpt.checkpoint.catalogue.place import own, parse_place
+    from vmckpt.checkpoint.catalogue.location import own, parse_location
     from vmckpt.hosts.inventory.inventory import local_host
 
-    return own(local_host()) if text is None else parse_place(text)
+    return own(local_host()) if text is None else parse_location(text)
 
 
 def key_of(
@@ -138,11 +138,11 @@ def key_of(
     return given[0]
 
 
-def absolute_place(place: str | None) -> str | None:
+def absolute_location(location: str | None) -> str | None:
     """A path of this directory's as it is from any other; places of hosts and buckets stay.
 
     For what a later command, in another directory, has to find again.
     """
-    if not place or ":" in place:
-        return place
-    return str(Path(place).absolute())
+    if not location or ":" in location:
+        return location
+    return str(Path(location).absolute())

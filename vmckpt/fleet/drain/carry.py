@@ -18,7 +18,7 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Event, PhaseBegan
-from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
+from vmckpt.fleet.drain.events import Began, Ended, Noted, Progressed, Show
 from vmckpt.fleet.drain.view import DrainTools
 from vmckpt.forecast.drain.crowding import PastMove
 from vmckpt.forecast.drain.fleet import PlannedMove
@@ -100,33 +100,33 @@ class Carrier:
 
         Otherwise it would wait endlessly for a move whose host has died.
         """
-        asked_again = True
+        ask_again = True
         while any(not task.done() for task in self._under_way):
-            for task in self._under_way if asked_again else ():
+            for task in self._under_way if ask_again else ():
                 task.cancel()
-            asked_again = False
+            ask_again = False
             try:
                 await asyncio.wait(self._under_way)
             except asyncio.CancelledError:
-                asked_again = True
+                ask_again = True
 
     def _begin(self, at_once: int) -> None:
         """Repeatedly begin the first move in order whose hosts have room for another."""
         for move in list(self._waiting):
-            if error := self.down.get(move.source) or self.down.get(move.target):
+            if error := self.down.get(move.source) or self.down.get(move.destination):
                 self._waiting.remove(move)
                 self._failed(move, error, 0.0)
                 continue
             others = self._under_way.values()
             out = sum(other.source == move.source for other in others)
-            coming = sum(other.target == move.target for other in others)
+            coming = sum(other.destination == move.destination for other in others)
             if max(out, coming) < at_once:
                 self._waiting.remove(move)
                 self._under_way[asyncio.create_task(self._move(move))] = move
 
     async def _move(self, move: PlannedMove) -> None:
         began_s = time.monotonic()
-        self.show(Began(move.vm, move.source, move.target))
+        self.show(Began(move.vm, move.source, move.destination))
         marks = dict[str, float]()
         try:
             where = await self._carried(move, marks)
@@ -154,26 +154,26 @@ class Carrier:
 
     async def _carried(self, move: PlannedMove, marks: dict[str, float]) -> str:
         """Where the VM is then. Raises what `migrate` raises."""
-        vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
+        vm = await self.tools.find(move.vm, lambda text: self.show(Noted(text)))
         if vm.host.name != move.source:
             return vm.host.name  # it has been moved meanwhile
-        await require_open(self.hosts[move.target])  # it may be drained, too, by now
-        self.begins(move.vm, move.target)
+        await require_open(self.hosts[move.destination])  # it may be drained, too, by now
+        self.begins(move.vm, move.destination)
 
         def tell(event: Event) -> None:
             if isinstance(event, PhaseBegan):
                 marks.setdefault(event.phase, time.monotonic())
-            self.show(Went(move.vm, event))
+            self.show(Progressed(move.vm, event))
 
         try:
-            done = await vm.migrate(self.hosts[move.target], self.options, tell)
+            done = await vm.migrate(self.hosts[move.destination], self.options, tell)
         except JobHeldError as exc:
-            if await self._where(move) != move.target:
+            if await self._where(move) != move.destination:
                 raise  # an interrupted earlier operation was recovered first
             self.held.append(HeldJob(move.vm, exc))
-            return move.target
+            return move.destination
         where = done.host if isinstance(done, Recovery) else done.target
-        if where != move.target:
+        if where != move.destination:
             raise OperationFailedError(
                 f"'{move.vm}' is where it was, on {where}",
                 why="the process that migrated it was killed",
@@ -184,7 +184,7 @@ class Carrier:
     async def _where(self, move: PlannedMove) -> str:
         """Raises OutcomeUnknownError."""
         try:
-            return (await self.tools.find(move.vm, lambda text: self.show(Said(text)))).host.name
+            return (await self.tools.find(move.vm, lambda text: self.show(Noted(text)))).host.name
         except VmckptError as exc:
             raise OutcomeUnknownError(
                 f"it is unknown where '{move.vm}' is: {exc.what}", why=exc.why, remedy=exc.remedy
@@ -201,10 +201,10 @@ class Carrier:
             self.ends(vm, where)
         except StorageError as exc:
             # The record says that it began: the next command checks where the VM is.
-            self.show(Said(str(exc)))
+            self.show(Noted(str(exc)))
 
     async def _who_is_down(self, move: PlannedMove) -> None:
-        for name in (move.source, move.target):
+        for name in (move.source, move.destination):
             try:
                 await self.hosts[name].require_up()
             except HostDownError as exc:

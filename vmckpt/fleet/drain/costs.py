@@ -21,7 +21,7 @@ from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
 
 # The method that `auto` chooses.
-WAY = TransferMode.AUTO_CONVERGE
+DRAIN_MODE = TransferMode.AUTO_CONVERGE
 _TENTH = 1.28
 
 
@@ -61,11 +61,16 @@ class MoveCosts:
         return cls(records, options, taught, {}, {}, {})
 
     async def find(
-        self, vm: VmInfo, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
+        self,
+        vm: VmInfo,
+        measured: DirtyRate | None,
+        source: Host,
+        destination: Host,
+        copied_bytes: int,
     ) -> Found:
         """The cost of moving the VM, and that much of its disks, between the two hosts."""
-        encrypted = await self._encrypted(source, target)
-        pair = (source.name, target.name)
+        encrypted = await self._encrypted(source, destination)
+        pair = (source.name, destination.name)
         link, like = self._link(vm, *pair, encrypted=encrypted), ""
         if link is None:
             for other in self._others(*pair):
@@ -80,20 +85,22 @@ class MoveCosts:
             self._forecasts[key] = self._forecast(guest, _with_disks(link))
         return self._forecasts[key]._replace(like=like)
 
-    async def _encrypted(self, source: Host, target: Host) -> bool:
-        pair = (source.name, target.name)
+    async def _encrypted(self, source: Host, destination: Host) -> bool:
+        pair = (source.name, destination.name)
         if pair not in self._schemes:
             try:
-                own_users = bool(source.vm_uids or target.vm_uids)
-                found = await choose(self.options.tls, source, target, own_users=own_users)
+                own_users = bool(source.vm_uids or destination.vm_uids)
+                found = await choose(self.options.tls, source, destination, own_users=own_users)
                 scheme = found.scheme
             except VmckptError:  # the checks report it before anything moves
-                scheme = Scheme.CLEAR
-            self._schemes[pair] = scheme is not Scheme.CLEAR
+                scheme = Scheme.UNENCRYPTED
+            self._schemes[pair] = scheme is not Scheme.UNENCRYPTED
         return self._schemes[pair]
 
-    def _link(self, vm: VmInfo, source: str, target: str, *, encrypted: bool) -> LinkModel | None:
-        key = (vm.name, source, target, encrypted)
+    def _link(
+        self, vm: VmInfo, source: str, destination: str, *, encrypted: bool
+    ) -> LinkModel | None:
+        key = (vm.name, source, destination, encrypted)
         if key not in self._links:
             # Single moves are the best source; the difference of moves in drains is learned
             # separately.
@@ -101,26 +108,26 @@ class MoveCosts:
                 links = learned(
                     self.records,
                     source,
-                    target,
+                    destination,
                     vm.name,
                     agent=bool(vm.guest_agent),
                     in_turn=in_turn,
                 )
-                found = links.get(sending(WAY, encrypted=encrypted))
+                found = links.get(sending(DRAIN_MODE, encrypted=encrypted))
                 self._links[key] = found or self._links.get(key)
         return self._links[key]
 
-    def _others(self, source: str, target: str) -> list[tuple[str, str]]:
+    def _others(self, source: str, destination: str) -> list[tuple[str, str]]:
         """Pairs with known costs, those that share an end first."""
         pairs = dict.fromkeys(
             (str(one.request.get("source")), str(one.request.get("target")))
             for one in reversed(self.records)
         )
-        pairs.pop((source, target), None)
-        return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == target)))
+        pairs.pop((source, destination), None)
+        return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == destination)))
 
     def _forecast(self, guest: Guest, link: LinkModel) -> Found:
-        found = forecast(WAY, guest, link, limits(self.options))
+        found = forecast(DRAIN_MODE, guest, link, limits(self.options))
         if not found.ends:
             return Found(None, endless=True)
         total = found.total_s

@@ -26,7 +26,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.drain import record as records
 from vmckpt.fleet.drain.carry import Carrier
-from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
+from vmckpt.fleet.drain.events import DrainEvent, Ended, Noted, Planned, Show, unless_gone
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
@@ -59,7 +59,7 @@ SETTLE_S = 120.0
 
 async def drain(
     host: Host,
-    asked: DrainOptions,
+    options: DrainOptions,
     show: Show,
     *,
     reason: str = "",
@@ -75,15 +75,15 @@ async def drain(
     """
     async with _only_one(host):
         record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
-        targets = _targets(host, asked, tools)
+        destinations = _destinations(host, options, tools)
         was_closed = await is_closed(host)
         if not was_closed:
             record = replace(record, reason=reason)
         if not (dry_run or (reason and was_closed)):
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
-            work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
-            result = await work.carried_out(targets, dry_run=dry_run)
+            work = _Work(DRAIN, host, record, options=options, tools=tools, show=show)
+            result = await work.carried_out(destinations, dry_run=dry_run)
             if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
                 return replace(result, closed=was_closed or not dry_run)
             # None could move, and the exit code says that nothing was changed.
@@ -98,7 +98,12 @@ async def drain(
 
 
 async def undrain(
-    host: Host, asked: DrainOptions, show: Show, *, dry_run: bool = False, tools: DrainTools = TOOLS
+    host: Host,
+    options: DrainOptions,
+    show: Show,
+    *,
+    dry_run: bool = False,
+    tools: DrainTools = TOOLS,
 ) -> DrainResult:
     """Reopen `host` for VMs, and bring back those that were drained from it.
 
@@ -114,9 +119,9 @@ async def undrain(
                 remedy="see vmckpt vm list",
             )
         if record is None:
-            show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
+            show(Noted(f"{host.name} was drained elsewhere: its VMs are not known here"))
         record = record or DrainRecord(host.name, new_run(), time.time())
-        work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
+        work = _Work(UNDRAIN, host, record, options=options, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
 
 
@@ -135,9 +140,9 @@ async def is_drained_for(host: Host, reason: str) -> bool:
     return False
 
 
-def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
+def _destinations(host: Host, options: DrainOptions, tools: DrainTools) -> list[Host]:
     hosts = tools.hosts()
-    for name in asked.to:
+    for name in options.to:
         if name not in {one.name for one in hosts}:
             raise NotFoundError(
                 f"there is no host '{name}'",
@@ -148,7 +153,7 @@ def _targets(host: Host, asked: DrainOptions, tools: DrainTools) -> list[Host]:
             raise RefusedError(
                 f"{name} cannot be drained to itself", why="--to names it", remedy="name others"
             )
-    wanted = [one for one in hosts if one.name in asked.to or not asked.to]
+    wanted = [one for one in hosts if one.name in options.to or not options.to]
     return [one for one in wanted if one.name != host.name]
 
 
@@ -168,31 +173,31 @@ class _Work:
         host: Host,
         record: DrainRecord,
         *,
-        asked: DrainOptions,
+        options: DrainOptions,
         tools: DrainTools,
         show: Show,
     ) -> None:
-        self._action, self._host, self._asked = action, host, asked
-        self._tools, self._show, self._record = tools, heard_or_not(show), record
+        self._action, self._host, self._options = action, host, options
+        self._tools, self._show, self._record = tools, unless_gone(show), record
         self._silent: Sequence[VmckptError] = ()
         self._moved = dict[str, str]()
         self._stay = dict[str, Stay]()
         self._held = dict[str, Held]()
         self._tries = dict[str, int]()
 
-    async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> DrainResult:
+    async def carried_out(self, destinations: Sequence[Host], *, dry_run: bool) -> DrainResult:
         """Carry all of it out."""
         if not dry_run:
             await self._settle()
-        seen = await self._look()
+        seen = await self._inspect()
         leaving, stopped = self._leaving(seen)
         to_open = (self._host.name,) if self._action == UNDRAIN else ()
         plans, cannot = await planner(
-            self._asked, self._tools, leaving, targets, tell=self._say, to_open=to_open
+            self._options, self._tools, leaving, destinations, tell=self._say, to_open=to_open
         )
         self._stay |= {one.vm: one for one in cannot}
-        plan = await self._planned(plans, seen, leaving, targets, stopped)
-        plan.require(self._asked.finish_within_s)
+        plan = await self._planned(plans, seen, leaving, destinations, stopped)
+        plan.require(self._options.finish_within_s)
         self._show(Planned(plan))
         if dry_run:
             return self._result(plan, None)
@@ -201,9 +206,9 @@ class _Work:
         self._save(self._record)
         began_s = time.monotonic()
         try:
-            await self._carry(plan, plans, targets)
+            await self._carry(plan, plans, destinations)
             if self._action == DRAIN:
-                await self._carry_late(targets)
+                await self._carry_late(destinations)
         except asyncio.CancelledError as exc:
             raise self._cancelled(len(leaving)) from exc
         self._forget_if_done()
@@ -225,12 +230,12 @@ class _Work:
 
     async def _settled(self, vm: str) -> str:
         """Where it is, once no operation holds it. A recovery may be running on either host."""
-        said, given_up_s = False, math.inf
+        reported, given_up_s = False, math.inf
         while True:
             if await self._tools.is_worked_on(vm):
-                if not said:
+                if not reported:
                     self._say(f"{vm}: its move, which a killed command began, continues")
-                said, given_up_s = True, math.inf
+                reported, given_up_s = True, math.inf
             else:
                 given_up_s = min(given_up_s, time.monotonic() + SETTLE_S)
                 try:
@@ -240,14 +245,14 @@ class _Work:
                         raise
             await asyncio.sleep(WORKED_ON_POLL_S)
 
-    async def _look(self) -> Sequence[VmInfo]:
-        answers = await self._tools.look()
+    async def _inspect(self) -> Sequence[VmInfo]:
+        answers = await self._tools.inspect()
         if self._action == DRAIN and await self._has_ended(answers.arrivals):
-            answers = await self._tools.look()
+            answers = await self._tools.inspect()
         self._silent = answers.silent
         for error in answers.silent:
             self._say(f"not asked: {error}")
-        if self._action == DRAIN and self._host.name in answers.unheard:
+        if self._action == DRAIN and self._host.name in answers.unanswered:
             name = self._host.name
             raise HostDownError(
                 f"what runs on {name} is not known",
@@ -305,21 +310,21 @@ class _Work:
         plans: Planner,
         seen: Sequence[VmInfo],
         leaving: Sequence[VmInfo],
-        targets: Sequence[Host],
+        destinations: Sequence[Host],
         stopped: tuple[str, ...] = (),
     ) -> DrainPlan:
-        plan = await plans.plan(seen, [vm.name for vm in leaving], targets, stopped)
+        plan = await plans.plan(seen, [vm.name for vm in leaving], destinations, stopped)
         self._stay |= {one.vm: one for one in plan.stay}
         return plan
 
-    async def _carry(self, plan: DrainPlan, plans: Planner, targets: Sequence[Host]) -> None:
+    async def _carry(self, plan: DrainPlan, plans: Planner, destinations: Sequence[Host]) -> None:
         """Move them; a VM that a host refuses is tried on another, while there is one."""
         hosts = {host.name: host for host in self._tools.hosts()}
-        hosts |= {host.name: host for host in targets}
+        hosts |= {host.name: host for host in destinations}
         first = True
         while plan.table.moves:
             carrier = Carrier(
-                self._tools, self._asked.options, hosts, self._begins, self._ends, self._tell
+                self._tools, self._options.options, hosts, self._begins, self._ends, self._tell
             )
             began_s = time.monotonic()
             try:
@@ -339,15 +344,15 @@ class _Work:
                     if self._tries[move.vm] < BUSY_TRIES:
                         again.append(move.vm)
                 elif not carrier.is_final(error) and move.source not in carrier.down:
-                    plans.close(move.vm, move.target, f"{error.what}: {error.why}")
+                    plans.close(move.vm, move.destination, f"{error.what}: {error.why}")
                     again.append(move.vm)
             if not again:
                 return
             if self._tries:
                 await asyncio.sleep(BUSY_WAIT_S)
-            plan = await self._again(plans, again, targets)
+            plan = await self._again(plans, again, destinations)
 
-    async def _carry_late(self, targets: Sequence[Host]) -> None:
+    async def _carry_late(self, destinations: Sequence[Host]) -> None:
         """Also move VMs that were started on the host since it was queried.
 
         The start, perhaps of a VM that was stopped there, or another drain's move to it began
@@ -355,7 +360,7 @@ class _Work:
         """
         for turn in range(LATE_TURNS + 1):
             await self._wait_for_arrivals()
-            seen = await self._look()
+            seen = await self._inspect()
             late, _ = self._leaving(seen)
             if not late:
                 return
@@ -363,22 +368,24 @@ class _Work:
                 break
             for vm in late:
                 self._say(f"{vm.name} was started meanwhile")
-            plans, cannot = await planner(self._asked, self._tools, late, targets, tell=self._say)
+            plans, cannot = await planner(
+                self._options, self._tools, late, destinations, tell=self._say
+            )
             self._stay |= {one.vm: one for one in cannot}
-            plan = await self._planned(plans, seen, late, targets)
+            plan = await self._planned(plans, seen, late, destinations)
             self._show(Planned(plan))
-            await self._carry(plan, plans, targets)
+            await self._carry(plan, plans, destinations)
         remedy = f"find out what starts it, then: vmckpt drain {self._host.name}"
         for vm in late:
             why = "it comes back each time it is moved away"
             self._stay[vm.name] = Stay(vm.name, why, remedy, BusyError.exit_code)
 
     async def _wait_for_arrivals(self) -> None:
-        said = set[str]()
+        reported = set[str]()
         while coming := await self._coming():
-            for name in sorted(coming - said):
+            for name in sorted(coming - reported):
                 self._say(f"{name} is on its way to {self._host.name}: waiting for it")
-            said |= coming
+            reported |= coming
             await asyncio.sleep(WORKED_ON_POLL_S)
 
     async def _coming(self) -> set[str]:
@@ -398,25 +405,25 @@ class _Work:
         return {name for name in names if await is_coming(name)}
 
     async def _again(
-        self, plans: Planner, names: Sequence[str], targets: Sequence[Host]
+        self, plans: Planner, names: Sequence[str], destinations: Sequence[Host]
     ) -> DrainPlan:
         """A new plan for those that failed. A VM without a destination keeps its previous
         reason.
         """
-        seen = await self._look()
+        seen = await self._inspect()
         leaving = [vm for vm in seen if vm.name in names]
         before = dict(self._stay)
-        plan = await self._planned(plans, seen, leaving, targets)
+        plan = await self._planned(plans, seen, leaving, destinations)
         for one in plan.stay:
             if old := before.get(one.vm):
                 self._stay[one.vm] = old._replace(why=f"{old.why}; and elsewhere: {one.why}")
         for move in plan.table.moves:
-            self._say(f"{move.vm} is tried again, to {move.target}")
+            self._say(f"{move.vm} is tried again, to {move.destination}")
         self._show(Planned(plan))
         return plan
 
-    def _begins(self, vm: str, target: str) -> None:
-        self._save(self._record.begins(vm, target))
+    def _begins(self, vm: str, destination: str) -> None:
+        self._save(self._record.begins(vm, destination))
 
     def _ends(self, vm: str, where: str) -> None:
         self._save(self._record.ends(vm, where))
@@ -427,13 +434,13 @@ class _Work:
                     records.save(other.forgets(vm))
 
     def _say(self, text: str) -> None:
-        self._show(Said(text))
+        self._show(Noted(text))
 
-    def _tell(self, happening: Happening) -> None:
-        if isinstance(happening, Ended) and not happening.why:
-            self._moved[happening.vm] = happening.where
-            self._stay.pop(happening.vm, None)
-        self._show(happening)
+    def _tell(self, event: DrainEvent) -> None:
+        if isinstance(event, Ended) and not event.why:
+            self._moved[event.vm] = event.where
+            self._stay.pop(event.vm, None)
+        self._show(event)
 
     def _save(self, record: DrainRecord) -> None:
         self._record = record
@@ -454,7 +461,7 @@ class _Work:
             taken._replace(move=taken.move._replace(cost=plan.expected[taken.move.vm]))
             for taken in sorted(took, key=lambda one: order[one.move.vm])
         )
-        ends = {name for one in moves for name in (one.move.source, one.move.target)}
+        ends = {name for one in moves for name in (one.move.source, one.move.destination)}
         here = all(hosts[name].is_this_machine for name in ends)
         # It only improves the next forecast.
         with suppress(StorageError):

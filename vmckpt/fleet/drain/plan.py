@@ -10,7 +10,7 @@ from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Found, MoveCosts
 from vmckpt.fleet.drain.record import load_past
-from vmckpt.fleet.drain.view import DrainTools, HostLimits, HostSeen, look_at_hosts
+from vmckpt.fleet.drain.view import DrainTools, HostLimits, HostSeen, inspect_hosts
 from vmckpt.forecast.drain.crowding import LearnedCrowding, learn
 from vmckpt.forecast.drain.fleet import MoveCost, Mover
 from vmckpt.forecast.drain.placement import DrainPlacement, place
@@ -24,13 +24,13 @@ from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
 
 # The default time for which each guest is measured, all concurrently.
-LOOK_S = 4.0
+MEASURE_S = 4.0
 # Concurrent queries to hosts.
 ASKED_AT_ONCE = 8
 # How much moves slow one another down before any drain has been measured: between hosts that are
 # parts of this machine and share its processors, and between others.
 CROWDING_HERE, CROWDING = 0.5, 0.0
-WAY_BACK = "way-back"
+RETURN_CHECK = "way-back"
 # If nothing is known of any pair of hosts: enough for an order, not for a forecast.
 _UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
 NO_LIMITS_BUT_SENSE = HostLimits()
@@ -40,7 +40,7 @@ NO_LIMITS_BUT_SENSE = HostLimits()
 class DrainOptions:
     """The operator's options. `to`: only these hosts; the names in `apart` and `together` are VMs.
 
-    `one_way`: a VM may go where it could not return from. `look_s`: how long to measure guests.
+    `one_way`: a VM may go where it could not return from. `measure_s`: how long to measure guests.
     """
 
     to: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class DrainOptions:
     apart: tuple[tuple[str, ...], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     one_way: bool = False
-    look_s: float = LOOK_S
+    measure_s: float = MEASURE_S
 
     @property
     def options(self) -> MigrationOptions:
@@ -109,7 +109,7 @@ class DrainPlan:
             {
                 "vm": move.vm,
                 "source": move.source,
-                "target": move.target,
+                "target": move.destination,
                 "begin_s": round(spans[move.vm].begin_s, 3),
                 "end_s": round(spans[move.vm].end_s, 3),
                 "alone_s": round(move.cost.alone_s, 3),
@@ -133,10 +133,10 @@ class DrainPlan:
 class Planner:
     """Plans for these VMs, repeatedly if needed; results of checks are reused.
 
-    `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `look_at_hosts`.
+    `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `inspect_hosts`.
     """
 
-    asked: DrainOptions
+    options: DrainOptions
     tools: DrainTools
     vms: Mapping[str, Driver]
     costs: MoveCosts
@@ -158,8 +158,8 @@ class Planner:
     ) -> DrainPlan:
         """The plan for these VMs, to some of these hosts. Changes nothing."""
         leaving = [vm for vm in seen if vm.name in names and vm.name in self.vms]
-        hosts = await look_at_hosts(to, seen, self.asked.limits, names, self.to_open)
-        rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
+        hosts = await inspect_hosts(to, seen, self.options.limits, names, self.to_open)
+        rooms = [_with_words(one, self.options, seen, names) for one in hosts]
         while True:
             found = await self._all_costs(leaving, hosts)
             movers = [self._mover(vm, found[vm.name]) for vm in leaving]
@@ -176,9 +176,9 @@ class Planner:
         found: Mapping[str, Mapping[str, Found]],
     ) -> DrainPlan:
         crowding = self.costs.taught
-        most = self.asked.max_parallel or AT_ONCE[-1]
+        most = self.options.max_parallel or AT_ONCE[-1]
         table = timetable(placed.moves, most, crowding.crowding, crowding.at_once)
-        used = {move.vm: found[move.vm][move.target] for move in placed.moves}
+        used = {move.vm: found[move.vm][move.destination] for move in placed.moves}
         unknown = any(one.cost is None for one in used.values())
         closed = {one.host.name: one.closed for one in hosts if one.closed}
         away = "; ".join(f"{name}: {why}" for name, why in closed.items())
@@ -207,7 +207,7 @@ class Planner:
         return [check for one in found for check in one.checks if self._is_against(check)]
 
     def _is_against(self, check: Finding) -> bool:
-        one_way = check.code == WAY_BACK and check.verdict == WARN and not self.asked.one_way
+        one_way = check.code == RETURN_CHECK and check.verdict == WARN and not self.options.one_way
         return check.verdict == REFUSE or one_way
 
     async def _all_costs(
@@ -226,8 +226,8 @@ class Planner:
             }
         return found
 
-    def _copied(self, vm: str, target: str) -> int:
-        examined = self._examined.get((vm, target))
+    def _copied(self, vm: str, destination: str) -> int:
+        examined = self._examined.get((vm, destination))
         return examined.copied_bytes if examined else 0
 
     def _mover(self, vm: VmInfo, found: Mapping[str, Found]) -> Mover:
@@ -246,8 +246,8 @@ class Planner:
             vm.memory_bytes,
             vm.vcpus,
             costs,
-            words("apart", vm, self.asked.apart),
-            words("together", vm, self.asked.together),
+            words("apart", vm, self.options.apart),
+            words("together", vm, self.options.together),
             closed,
         )
 
@@ -258,10 +258,10 @@ class Planner:
         plan.
         """
         by_name = {one.host.name: one.host for one in hosts if one.room is not None}
-        wanted = [(move.vm, move.target) for move in placed.moves]
+        wanted = [(move.vm, move.destination) for move in placed.moves]
         new = [pair for pair in wanted if pair not in self._examined]
         await self._ask(new, by_name)
-        refused = {vm for vm, target in new if target in self.closed.get(vm, {})}
+        refused = {vm for vm, destination in new if destination in self.closed.get(vm, {})}
         if refused:
             # An obstacle on one host often exists on all.
             rest = [
@@ -271,42 +271,46 @@ class Planner:
         return bool(refused) or any(self._copied(*pair) for pair in new)
 
     async def _ask(self, pairs: Sequence[tuple[str, str]], hosts: Mapping[str, Host]) -> None:
-        places = asyncio.Semaphore(ASKED_AT_ONCE)
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def ask(vm: str, target: str) -> None:
-            async with places:
-                self._examined[vm, target] = await self._examination(vm, hosts[target])
+        async def ask(vm: str, destination: str) -> None:
+            async with slots:
+                self._examined[vm, destination] = await self._examination(vm, hosts[destination])
 
         await all_of(ask(*pair) for pair in pairs)
-        for vm, target in pairs:
-            against = [one for one in self._examined[vm, target].checks if self._is_against(one)]
+        for vm, destination in pairs:
+            against = [
+                one for one in self._examined[vm, destination].checks if self._is_against(one)
+            ]
             if against:
                 why = "; ".join(f"[{check.code}] {check.reason}" for check in against)
-                self.close(vm, target, why)
+                self.close(vm, destination, why)
 
-    async def _examination(self, vm: str, target: Host) -> Examined:
+    async def _examination(self, vm: str, destination: Host) -> Examined:
         driver = self.vms[vm]
-        if driver.host.name == target.name:
-            return Examined((Finding("same-host", REFUSE, f"it is on {target.name} already"),), 0)
-        return await examined(driver, target, self.asked.options)
+        if driver.host.name == destination.name:
+            return Examined(
+                (Finding("same-host", REFUSE, f"it is on {destination.name} already"),), 0
+            )
+        return await examined(driver, destination, self.options.options)
 
 
-def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
+def words(kind: str, vm: VmInfo, options: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
     own = vm.placement.apart if kind == "apart" else vm.placement.together
     # The two kinds cannot be confused: a spec's label never begins with a comma.
-    return frozenset(own) | {f",{number}" for number, vms in enumerate(asked) if vm.name in vms}
+    return frozenset(own) | {f",{number}" for number, vms in enumerate(options) if vm.name in vms}
 
 
 def _with_words(
-    one: HostSeen, asked: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
+    one: HostSeen, options: DrainOptions, seen: Sequence[VmInfo], leaving: Sequence[str]
 ) -> HostSeen:
     """Add the labels from the operator's options to the VMs that stay there."""
     if one.room is None:
         return one
     there = [vm for vm in seen if vm.host == one.host.name and vm.is_on and vm.name not in leaving]
-    apart = one.room.apart.union(*(words("apart", vm, asked.apart) for vm in there))
-    together = one.room.together.union(*(words("together", vm, asked.together) for vm in there))
+    apart = one.room.apart.union(*(words("apart", vm, options.apart) for vm in there))
+    together = one.room.together.union(*(words("together", vm, options.together) for vm in there))
     return one._replace(room=replace(one.room, apart=apart, together=together))
 
 
@@ -328,36 +332,36 @@ def _notes(
 
 
 async def planner(
-    asked: DrainOptions,
+    options: DrainOptions,
     tools: DrainTools,
     seen: Sequence[VmInfo],
-    targets: Sequence[Host],
+    destinations: Sequence[Host],
     *,
     tell: Callable[[str], None],
     to_open: Collection[str] = (),
 ) -> tuple[Planner, list[Stay]]:
     """A planner for these VMs, each measured; and those that cannot even be searched for.
 
-    `tell` as for `drivers.find`, `to_open` as for `look_at_hosts`.
+    `tell` as for `drivers.find`, `to_open` as for `inspect_hosts`.
     """
     vms, stay = dict[str, Driver](), list[Stay]()
     measured = dict[str, DirtyRate | None]()
 
-    async def look(vm: VmInfo) -> None:
+    async def inspect(vm: VmInfo) -> None:
         try:
             driver = await tools.find(vm.name, tell)
         except VmckptError as exc:
             stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
             return
         vms[vm.name] = driver
-        measured[vm.name] = await _measured(driver, asked.look_s)
+        measured[vm.name] = await _measured(driver, options.measure_s)
 
-    await all_of(look(vm) for vm in seen)
-    ends = [*targets, *(driver.host for driver in vms.values())]
+    await all_of(inspect(vm) for vm in seen)
+    ends = [*destinations, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
-    costs = MoveCosts.of(load_all(runs_dir()), asked.options, taught)
-    return Planner(asked, tools, vms, costs, measured, to_open), stay
+    costs = MoveCosts.of(load_all(runs_dir()), options.options, taught)
+    return Planner(options, tools, vms, costs, measured, to_open), stay
 
 
 async def _measured(driver: Driver, for_s: float) -> DirtyRate | None:

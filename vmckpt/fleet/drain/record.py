@@ -33,14 +33,14 @@ class DrainRecord:
     moving: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
-    def begins(self, vm: str, target: str) -> "DrainRecord":
+    def begins(self, vm: str, destination: str) -> "DrainRecord":
         """A move from the host has begun."""
-        return replace(self, moving={**self.moving, vm: target})
+        return replace(self, moving={**self.moving, vm: destination})
 
     def ends(self, vm: str, where: str) -> "DrainRecord":
         """The VM is certainly on `where`."""
-        moving = {name: target for name, target in self.moving.items() if name != vm}
-        away = {name: target for name, target in self.away.items() if name != vm}
+        moving = {name: destination for name, destination in self.moving.items() if name != vm}
+        away = {name: destination for name, destination in self.away.items() if name != vm}
         return replace(
             self, moving=moving, away=away if where == self.host else {**away, vm: where}
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.drivers.driver import Driver, VmInfo
-from vmckpt.drivers.find import find, look_at_all
+from vmckpt.drivers.find import find, inspect_everywhere
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.forecast.drain.fleet import HostRoom
 from vmckpt.hosts.every import Answers, ask_every
@@ -30,7 +30,7 @@ class DrainTools:
     the VM now.
     """
 
-    look: Callable[[], Awaitable[Answers[VmInfo]]] = look_at_all
+    inspect: Callable[[], Awaitable[Answers[VmInfo]]] = inspect_everywhere
     find: Callable[[str, Callable[[str], None]], Awaitable[Driver]] = find
     is_worked_on: Callable[[str], Awaitable[bool]] = is_worked_on
     hosts: Callable[[], Sequence[Host]] = all_hosts
@@ -55,7 +55,7 @@ class HostSeen(NamedTuple):
     closed: str = ""
 
 
-async def look_at_hosts(
+async def inspect_hosts(
     hosts: Iterable[Host],
     seen: Sequence[VmInfo],
     limits: HostLimits,
@@ -67,19 +67,19 @@ async def look_at_hosts(
     `to_open`: hosts that will be open before the first move, marked or not.
     """
 
-    async def look(host: Host) -> HostSeen:
+    async def inspect(host: Host) -> HostSeen:
         if host.name not in to_open and await is_closed(host):
             return HostSeen(host, None, "it is drained")
         there = [vm for vm in seen if vm.host == host.name and vm.is_on and vm.name not in leaving]
         return HostSeen(host, await _room(host, there, limits))
 
-    async def look_or_say(host: Host) -> HostSeen:
+    async def inspect_or_explain(host: Host) -> HostSeen:
         try:
-            return await look(host)
+            return await inspect(host)
         except VmckptError as exc:
             return HostSeen(host, None, f"{exc.what}: {exc.why}")
 
-    return (await ask_every(hosts, look_or_say)).given
+    return (await ask_every(hosts, inspect_or_explain)).given
 
 
 async def _room(host: Host, there: Sequence[VmInfo], limits: HostLimits) -> HostRoom:

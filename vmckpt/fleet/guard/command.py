@@ -132,11 +132,11 @@ async def _directory(host: Host, record: GuardRecord) -> Path:
     return path
 
 
-async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -> None:
+async def end_worker(host: Host, worker: GuardWorker, *, is_confirmed: bool = False) -> None:
     """End a guard's command, if it was begun, with all that it started, and remove its files.
 
     Raises HostDownError if some process does not end, or may run undetected: its workers were
-    killed and it had no control group. With `insist` the operator has ruled out the latter.
+    killed and it had no control group. With `is_confirmed` the operator has ruled out the latter.
     """
     found = await _have_it(host, "end", worker)
     if found.left:
@@ -144,7 +144,7 @@ async def end_worker(host: Host, worker: GuardWorker, *, insist: bool = False) -
             f"process {found.left[0]} on {host.name} does not end",
             f"end it by hand on {host.name}: kill -9 {' '.join(map(str, found.left))}",
         )
-    if not found.sure and not insist:
+    if not found.sure and not is_confirmed:
         raise _goes_on(
             f"the processes on {host.name} that supervised it were killed, "
             "and what it had started is not known",
@@ -183,12 +183,12 @@ def _goes_on(why: str, first: str) -> HostDownError:
 def _verdict(text: str | None) -> str:
     if not text:
         return "the command: its worker was killed"
-    told = convert(CommandResult, parse(text))
-    if told.error is not None:
-        return f"the command: {told.error}"
-    if told.returncode is None:
+    ended = convert(CommandResult, parse(text))
+    if ended.error is not None:
+        return f"the command: {ended.error}"
+    if ended.returncode is None:
         raise MalformedError("it has neither an exit status nor an error")
-    return f"the command's exit status is {told.returncode}" if told.returncode else ""
+    return f"the command's exit status is {ended.returncode}" if ended.returncode else ""
 
 
 async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:

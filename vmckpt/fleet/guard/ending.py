@@ -33,11 +33,11 @@ from vmckpt.foreign import parse
 from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.processes.process import (
     ProcessId,
+    file_of,
     find_by_argument,
     identify,
     interrupt,
     is_alive,
-    said_of,
 )
 from vmckpt.hosts.processes.process import kill as kill_process
 
@@ -70,10 +70,10 @@ def end(directory: Path) -> Left:
         return Left(_ended(find_by_argument(_mark(directory), trusted_users())), sure=True)
     if workers.boot != BOOT.read_text().strip():
         return Left((), sure=True)
-    if (told := _over(directory)) is None:
+    if (over := _over(directory)) is None:
         _wait_for_workers(directory, workers)
-        told = _over(directory)
-    return _certain(directory, workers, told)
+        over = _over(directory)
+    return _certain(directory, workers, over)
 
 
 def release(directory: Path) -> Left:
@@ -89,8 +89,8 @@ def release(directory: Path) -> Left:
     return Left((), sure=True)
 
 
-def _certain(directory: Path, workers: Workers, told: tuple[int, ...] | None) -> Left:
-    left, sure = set(told or ()), told is not None
+def _certain(directory: Path, workers: Workers, over: tuple[int, ...] | None) -> Left:
+    left, sure = set(over or ()), over is not None
     if not sure:  # root's processes may have left the group, for example by systemd-run --scope
         left |= set(_end_marked(directory))
     if workers.group is not None and workers.group.exists():
@@ -101,16 +101,16 @@ def _certain(directory: Path, workers: Workers, told: tuple[int, ...] | None) ->
 
 
 def _wait_for_workers(directory: Path, workers: Workers) -> None:
-    """Tell the workers to end, and wait until they have, or cannot any more."""
+    """Tell the workers to end, and wait until they have ended or no longer can."""
     given_up_s = time.monotonic() + END_S
-    told = False
+    is_signalled = False
     while (alive := [one for one in workers.processes if is_alive(one)]) and _over(
         directory
     ) is None:
-        if not told:
+        if not is_signalled:
             # The first is the keeper; its runner learns of its end by itself.
             interrupt(alive[0])
-            told = True
+            is_signalled = True
         if time.monotonic() > given_up_s:
             return
         time.sleep(_POLL_S)
@@ -122,7 +122,7 @@ def _end_marked(directory: Path) -> tuple[int, ...]:
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError):
-            if pid != os.getpid() and wanted in b"\0" + said_of(pid, "environ"):
+            if pid != os.getpid() and wanted in b"\0" + file_of(pid, "environ"):
                 found.append(identify(pid))
     for process in filter(None, found):
         with suppress(PermissionError):

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
-from vmckpt.checkpoint.catalogue.look import remove, verify
-from vmckpt.checkpoint.catalogue.place import parse_place
+from vmckpt.checkpoint.catalogue.location import parse_location
+from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
 from vmckpt.checkpoint.operate import create, restore_to
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.requests import TakeOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
@@ -33,7 +33,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
-from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
+from vmckpt.fleet.guard.health import HealthCheck, health_problems, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
 from vmckpt.fleet.guard.record import (
     GuardPhase,
@@ -105,7 +105,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         request = _located(request, vm)
         checks = _checks(request)
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
-        if found := await ailments(vm, checks):
+        if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",
                 why="; ".join(found),
@@ -164,7 +164,7 @@ async def undo(record: GuardRecord, tools: GuardTools) -> GuardRecord:
         await point_of(record)
         if record.phase.is_over:
             record = replace(record, restore=None)  # an earlier rollback is not the one requested
-        return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
+        return await roll_back(record, "asked for", tools.find, tools.tell, is_confirmed=True)
 
 
 def _begun(record: GuardRecord) -> GuardRecord:
@@ -234,7 +234,7 @@ def _located(request: GuardRequest, vm: Vm) -> GuardRequest:
     """With the store as it is called from anywhere: a bare directory is of the VM's host."""
     if request.store is None:
         return request
-    return replace(request, store=parse_place(request.store, vm.host).label)
+    return replace(request, store=parse_location(request.store, vm.host).label)
 
 
 def _checks(request: GuardRequest) -> tuple[HealthCheck, ...]:
@@ -356,7 +356,7 @@ class _Guarding:
             await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
             (copy,) = await homes(name, [host])
-            if found := await ailments(copy, ()):
+            if found := await health_problems(copy, ()):
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
                     why="; ".join(found),
@@ -397,7 +397,7 @@ class _Guarding:
 
     async def _end_services(self) -> None:
         host = find_host(self._record.host or local_host().name)
-        await revoke(CHECKPOINT, host, lambda _, asked: _is_of(asked.wish.tags, self._record))
+        await revoke(CHECKPOINT, host, lambda _, request: _is_of(request.wish.tags, self._record))
         await revoke(RESTORE, host, lambda vm, _: vm == self._copy_name)
         await self._remove_copy(host)
 
@@ -428,7 +428,7 @@ class _Guarding:
         self._tools.tell("watching the VM")
         in_a_row = 0
         while True:
-            found = await self._ailments()
+            found = await self._health_problems()
             in_a_row = in_a_row + 1 if found else 0
             if in_a_row >= self._request.failures:
                 return "; ".join(found)
@@ -443,10 +443,10 @@ class _Guarding:
             return time.time() >= (self._record.watch_until_unix_s or 0)
         return clock().since(self._record.watch_began) >= self._request.watch_s
 
-    async def _ailments(self) -> list[str]:
+    async def _health_problems(self) -> list[str]:
         try:
             vm = await self._tools.find(self._record.vm, self._tools.tell)
-            return await ailments(vm, self._checks)
+            return await health_problems(vm, self._checks)
         except VmckptError as exc:
             return [str(exc)]
 

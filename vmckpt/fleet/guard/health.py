@@ -16,7 +16,7 @@ from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.hosts.sockets.http import request
 from vmckpt.qemu.agent import GuestAgent
-from vmckpt.vm.inventory import Vm, look
+from vmckpt.vm.inventory import Vm, inspect
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
@@ -85,20 +85,20 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
     """Raises RefusedError if a check, or a command in the guest, is not possible with this VM."""
     if vm.spec.guest_agent:
         return
-    asked = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
+    commands = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
     if in_guest:
-        asked.append("--in guest")
-    if asked:
+        commands.append("--in guest")
+    if commands:
         raise RefusedError(
-            f"'{vm.name}' cannot do {', '.join(asked)}",
+            f"'{vm.name}' cannot do {', '.join(commands)}",
             why="its spec has no guest_agent = true",
             remedy="use other checks; for a port, give the address: tcp:ADDRESS:PORT or --address",
         )
 
 
-async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
+async def health_problems(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     """The VM's present faults, by QEMU and by all checks; empty: it is healthy."""
-    seen = await look(vm)
+    seen = await inspect(vm)
     if seen.state != "running":
         return [as_variable(f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}")]
     found = await asyncio.gather(*(_ask(vm, check) for check in checks))
@@ -155,13 +155,13 @@ async def _http(url: str) -> str:
     """Without a proxy, and following redirects only to the same server: only the guest is
     queried.
     """
-    asked = urlsplit(url)
+    parts = urlsplit(url)
     for _ in range(_MOST_REDIRECTS):
         code, reason, location = await request(url)
         if code // 100 == 2:
             return ""
         to = urlsplit(urljoin(url, location)) if location and code in _REDIRECTS else None
-        if to is None or (to.hostname, to.port) != (asked.hostname, asked.port):
+        if to is None or (to.hostname, to.port) != (parts.hostname, parts.port):
             return f"HTTP {code} {reason}"
         url = to.geturl()
     return f"more than {_MOST_REDIRECTS} redirects"
@@ -187,8 +187,8 @@ async def _command(words: tuple[str, ...], environment: Mapping[str, str]) -> st
         start_new_session=True,
     )
     try:
-        _, said = await end_of(child, CHECK_TIMEOUT_S)
+        _, output = await end_of(child, CHECK_TIMEOUT_S)
     except TooMuchSaidError as exc:
         return str(exc)
-    last = said.decode(errors="replace").strip().splitlines()[-1:]
+    last = output.decode(errors="replace").strip().splitlines()[-1:]
     return "" if child.returncode == 0 else ": ".join([f"exit status {child.returncode}", *last])

@@ -1,7 +1,7 @@
 """The pin of a guard's rollback checkpoint, held while the guard may need it.
 
 STATE/guards/RUN.pin exists from before the pin is made until after it is removed. A pin whose guard
-has no record any more, but whose file is here, is stale: its guard ended while the store was
+no longer has a record, but whose file is here, is stale: its guard ended while the store was
 unreachable. The next command that sees it removes it. Guards of other operators, and those of a
 lost state directory, have no file here: their pins stay until `unpin --force`.
 """
@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.catalogue import Catalogue, CatalogueEntry
+from vmckpt.checkpoint.catalogue.location import Key
 from vmckpt.checkpoint.catalogue.pinning import pin, release_all
-from vmckpt.checkpoint.catalogue.place import Key
 from vmckpt.errors import VmckptError
 from vmckpt.fleet.guard.record import GuardRecord, guards_dir
 from vmckpt.state.durable import write_durably

@@ -10,7 +10,7 @@ from typing import Any
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
-from vmckpt.checkpoint.restore.asked import RestoreOptions
+from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import require_own
 from vmckpt.errors import (
     BusyError,
@@ -21,7 +21,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.guard.command import end_worker, environment
-from vmckpt.fleet.guard.health import ailments, parse_command
+from vmckpt.fleet.guard.health import health_problems, parse_command
 from vmckpt.fleet.guard.record import (
     GuardPhase,
     GuardRecord,
@@ -71,12 +71,12 @@ async def point_of(record: GuardRecord) -> CatalogueEntry:
 
 
 async def roll_back(
-    record: GuardRecord, why: str, find: Find, tell: Tell, *, insist: bool = False
+    record: GuardRecord, why: str, find: Find, tell: Tell, *, is_confirmed: bool = False
 ) -> GuardRecord:
     """End the command, roll the VM back, and run the commands for after that.
 
     If `record.restore` has already restored it, it is not restored again: the guest has run since.
-    With `insist` it is rolled back even if it is uncertain whether the command has ended
+    With `is_confirmed` it is rolled back even if it is uncertain whether the command has ended
     (`end_worker`), or whether it was restored; and again if it does not run. Raises GuardOpenError
     if it cannot be rolled back now.
     """
@@ -85,8 +85,10 @@ async def roll_back(
     but = "not rolled back"
     try:
         if record.worker is not None:
-            await end_worker(find_host(record.worker.host), record.worker, insist=insist)
-        if not await _was_put_back(record, find, tell, insist=insist):
+            await end_worker(
+                find_host(record.worker.host), record.worker, is_confirmed=is_confirmed
+            )
+        if not await _was_put_back(record, find, tell, is_confirmed=is_confirmed):
             record = await _put_back(record, find, tell)
         but = "it was rolled back, but"
         vm = await _require_well(record, find, tell)
@@ -110,26 +112,27 @@ def _noted(record: GuardRecord, tell: Tell, **changes: Any) -> GuardRecord:
         return replace(record, **changes)
 
 
-async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, insist: bool) -> bool:
+async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, is_confirmed: bool) -> bool:
     """Whether the recorded restore put the VM back; a running one is cancelled first.
 
-    With `insist` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM runs.
+    With `is_confirmed` only if the VM runs. Raises OutcomeUnknownError: it may have, and the VM
+    runs.
     """
     if record.restore is None:
         return False
     host = find_host(record.restore.host)
     await _revoke_restores(record, host)
     job = attach(RESTORE, host, record.restore.run)
-    outcome = await job.told()
+    outcome = await job.outcome_so_far()
     if outcome is not None:
-        return outcome.result is not None and (not insist or await _runs(record, find, tell))
+        return outcome.result is not None and (not is_confirmed or await _runs(record, find, tell))
     if await host.exists(job.files.path) and await job.worker() is None:
         return False  # it never began
     try:
         vm = await find(record.vm, tell)
     except NotFoundError:
         return False
-    if not insist and await vm.is_alive() and not await restore_is_cut_off(vm):
+    if not is_confirmed and await vm.is_alive() and not await restore_is_cut_off(vm):
         raise OutcomeUnknownError(
             f"it is unknown whether '{record.vm}' was rolled back",
             why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
@@ -148,7 +151,7 @@ async def was_restored(record: GuardRecord, tell: Tell) -> bool:
     try:
         host = find_host(record.restore.host)
         await _revoke_restores(record, host)
-        outcome = await attach(RESTORE, host, record.restore.run).told()
+        outcome = await attach(RESTORE, host, record.restore.run).outcome_so_far()
     except (HostDownError, NotFoundError, StorageError) as exc:
         tell(f"whether '{record.vm}' was rolled back is unknown: {exc}")
         return False
@@ -157,7 +160,7 @@ async def was_restored(record: GuardRecord, tell: Tell) -> bool:
 
 async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
     try:
-        return not await ailments(await find(record.vm, tell), ())
+        return not await health_problems(await find(record.vm, tell), ())
     except NotFoundError:
         return False
 
@@ -165,8 +168,8 @@ async def _runs(record: GuardRecord, find: Find, tell: Tell) -> bool:
 async def _revoke_restores(record: GuardRecord, host: Host) -> None:
     """A killed guard's job that restored the VM after us would discard what it did since."""
 
-    def puts_back(vm: str, asked: Restore) -> bool:
-        return (vm, asked.checkpoint) == (record.vm, record.checkpoint)
+    def puts_back(vm: str, restore: Restore) -> bool:
+        return (vm, restore.checkpoint) == (record.vm, record.checkpoint)
 
     await revoke(RESTORE, host, puts_back)
 
@@ -199,7 +202,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
 
 async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
     vm = await find(record.vm, tell)
-    if found := await ailments(vm, ()):
+    if found := await health_problems(vm, ()):
         raise OutcomeUnknownError(
             f"'{record.vm}' was rolled back and does not run",
             why="; ".join(found),

@@ -49,7 +49,7 @@ _Handler = signal.Handlers | Callable[[int, FrameType | None], NoReturn]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _ToldToEndError(BaseException):
+class _AskedToEndError(BaseException):
     """SIGTERM was received."""
 
 
@@ -92,7 +92,7 @@ class _Given(NamedTuple):
 def work(result: Path, command: Sequence[str]) -> None:
     """Run the command; the outcome is in files beside `result`.
 
-    Returns when no process of the command runs any more, or once it is released (SIGUSR1).
+    Returns when no process of the command is left, or once it is released (SIGUSR1).
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ignored = {
@@ -108,24 +108,24 @@ def work(result: Path, command: Sequence[str]) -> None:
     group = cgroup.make(f"vmckpt-guard-{directory.name}-{os.getpid()}")
     given = _Given(directory, command, group, ignored)
     go_read, go_write = os.pipe()
-    told_read, told_write = os.pipe()
+    results_read, results_write = os.pipe()
     keeper = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
     _hear(_end, _release)
     runner = os.fork()
     if runner == 0:
         os.close(go_write)
-        os.close(told_read)
-        _run_and_exit(given._replace(role=_RUNNER), keeper, go_read, told_write)
+        os.close(results_read)
+        _run_and_exit(given._replace(role=_RUNNER), keeper, go_read, results_write)
     with suppress(_ReleasedError):
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
-            os.close(told_write)
+            os.close(results_write)
             if claim(directory, _who(runner, group)):
                 os.write(go_write, b"\n")
             os.close(go_write)
-            _keep(given, told_read)
-        except _ToldToEndError:
+            _keep(given, results_read)
+        except _AskedToEndError:
             _end_all(given, "it was ended")
     if group is not None:
         cgroup.dissolve(group)
@@ -154,16 +154,16 @@ def _who(runner: int, group: Path | None) -> Workers:
 # -- the runner ---------------------------------------------------------------------------------
 
 
-def _run_and_exit(given: _Given, keeper: int, go: int, told: int) -> NoReturn:
+def _run_and_exit(given: _Given, keeper: int, go: int, results: int) -> NoReturn:
     code = 1
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         if os.getppid() == keeper and os.read(go, 1):
-            os.write(told, _encode(_run(given)).encode())
+            os.write(results, _encode(_run(given)).encode())
         code = 0
-    except _ToldToEndError:
+    except _AskedToEndError:
         _end_all(given, "its keeper was killed, so it was ended")
     finally:
         os._exit(code)
@@ -198,17 +198,17 @@ def _become_the_command(given: _Given, runner: int) -> None:
 # -- the keeper ---------------------------------------------------------------------------------
 
 
-def _keep(given: _Given, told: int) -> None:
+def _keep(given: _Given, results: int) -> None:
     """Wait until the command is over, then until what it leaves running is."""
-    said = b""
-    while more := os.read(told, 4096):
-        said += more
-    if not said:
+    output = b""
+    while more := os.read(results, 4096):
+        output += more
+    if not output:
         if (given.directory / OVER).exists():
             return  # by its runner, on request
         _end_all(given, "its worker was killed, so it was ended")
         return
-    _write(given, RESULT, said.decode())
+    _write(given, RESULT, output.decode())
     _release_output()
     with suppress(ChildProcessError):
         while True:
@@ -292,7 +292,7 @@ def _prctl(option: int, value: int) -> None:
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     _hear(signal.SIG_IGN, signal.SIG_IGN)
-    raise _ToldToEndError
+    raise _AskedToEndError
 
 
 def _release(_number: int, _frame: FrameType | None) -> NoReturn:

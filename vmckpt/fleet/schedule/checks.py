@@ -2,7 +2,7 @@
 
 from itertools import islice, pairwise
 
-from vmckpt.checkpoint.catalogue.place import access_to, is_there, own, parse_place
+from vmckpt.checkpoint.catalogue.location import access_to, is_there, own, parse_location
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.fleet.schedule.due import Every
 from vmckpt.fleet.schedule.record import ScheduleRecord
@@ -15,24 +15,24 @@ _LOOKED_AT = 60
 
 def require_sense(record: ScheduleRecord) -> None:
     """Raises UsageError if it has no times, or they are too close for its jitter."""
-    timing, asked = record.timing, record.request
+    timing, request = record.timing, record.request
     gap_s = float("inf")
     if isinstance(timing.when, Every):
-        gap_s = timing.when.every_s if asked.every_s is not None else 0.0
+        gap_s = timing.when.every_s if request.every_s is not None else 0.0
     else:
         times = list(islice(timing.when.after(record.added.wall_s), _LOOKED_AT))
         if not times:
-            window = f" within {asked.window}" if asked.window else ""
+            window = f" within {request.window}" if request.window else ""
             raise UsageError(
-                f"'{asked.cron}' is never due{window}",
-                why="no such time comes in the next years",
+                f"'{request.cron}' is never due{window}",
+                why="no such time occurs in the coming years",
                 remedy="fix the expression" + (", or the window" if window else ""),
             )
         gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
     if (part := timing.day.window) is not None:
         begins_s, ends_s = (at.hour * 3600 + at.minute * 60 + at.second for at in part)
         gap_s = min(gap_s, (ends_s - begins_s) % 86400)
-    if asked.jitter_s and asked.jitter_s > gap_s / 2:
+    if request.jitter_s and request.jitter_s > gap_s / 2:
         raise UsageError(
             "--jitter is too long",
             why="beyond half of the time from one run to the next, or of the window, "
@@ -48,20 +48,20 @@ async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
     exist, is unencrypted although a key is given for it, or needs another key.
     """
     key, given = key_of(record), record.request.store
-    place = parse_place(given, vm.host) if given else own(vm.host)
-    await access_to(place, key, to_write=True, named=given is not None)
+    location = parse_location(given, vm.host) if given else own(vm.host)
+    await access_to(location, key, to_write=True, named=given is not None)
     for text in record.request.copies:
-        place = parse_place(text)
+        location = parse_location(text)
         if text == record.request.store:
             raise RefusedError(
                 f"checkpoints cannot be copied to {text}",
                 why="that is the store that they are taken into",
                 remedy="name another one with --copy-to",
             )
-        if not await is_there(place):
+        if not await is_there(location):
             raise RefusedError(
-                f"there is no store in {place.label}",
-                why="checkpoints are copied into stores that are there",
-                remedy=f"make it first: vmckpt store init {place.label}",
+                f"there is no store in {location.label}",
+                why="checkpoints are copied only to existing stores",
+                remedy=f"make it first: vmckpt store init {location.label}",
             )
-        await access_to(place, key)
+        await access_to(location, key)

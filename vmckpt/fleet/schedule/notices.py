@@ -13,12 +13,12 @@ from vmckpt.notify.notification import Notification, Occasion
 def notifying(tell: Callable[[Event], None]) -> Callable[[Event], None]:
     """`tell`, which hears of every event, and a notification of those that are a reason for it."""
 
-    def told(event: Event) -> None:
+    def notify(event: Event) -> None:
         tell(event)
         if occasion := occasion_of(event):
             announce(_notification(occasion, event))
 
-    return told
+    return notify
 
 
 def occasion_of(event: Event) -> Occasion | None:

@@ -88,18 +88,20 @@ class ScheduleRecord:
     @property
     def timing(self) -> Timing:
         """When it is due. Raises UsageError if its time zone no longer exists."""
-        asked = self.request
-        day = Day(DailyWindow.parse(asked.window) if asked.window else None, parse_zone(asked.zone))
+        request = self.request
+        day = Day(
+            DailyWindow.parse(request.window) if request.window else None, parse_zone(request.zone)
+        )
         when: Calendar | Every
-        if asked.cron is not None:
-            when = Calendar.parse(asked.cron, day)
-        elif asked.when is When.AUTO:
+        if request.cron is not None:
+            when = Calendar.parse(request.cron, day)
+        elif request.when is When.AUTO:
             now = self.interval
-            unknown_s = min(UNKNOWN_EVERY_S, asked.rpo_s or UNKNOWN_EVERY_S)
+            unknown_s = min(UNKNOWN_EVERY_S, request.rpo_s or UNKNOWN_EVERY_S)
             when = Every(now.every_s if now else unknown_s, day)
         else:
-            when = Every(asked.every_s or UNKNOWN_EVERY_S, day)
-        return Timing(when, asked.jitter_s, asked.catch_up, self.uid)
+            when = Every(request.every_s or UNKNOWN_EVERY_S, day)
+        return Timing(when, request.jitter_s, request.catch_up, self.uid)
 
     def ended(self, run: ScheduleRun, **changes: Any) -> "ScheduleRecord":
         """The record after the end of a run."""

@@ -97,7 +97,7 @@ class ScheduleActions(Protocol):
     async def check(self, record: ScheduleRecord) -> "Checked":
         """Read the next part of each of its stores."""
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """State of the VM; None: unknown."""
 
 
@@ -211,9 +211,9 @@ class _Running:
         return await self._make()
 
     async def _make(self) -> str:
-        def begins(place: str, host: str) -> None:
-            making = replace(self._making, place=place, host=host)
-            places = tuple(dict.fromkeys([*self._record.places, place]))
+        def begins(location: str, host: str) -> None:
+            making = replace(self._making, place=location, host=host)
+            places = tuple(dict.fromkeys([*self._record.places, location]))
             self._save(making=making, places=places)
 
         point = await self._tools.work.take(self._record, begins)
@@ -228,8 +228,8 @@ class _Running:
         """The steps after the checkpoint. `took_s` of None: it was begun just now."""
         outcome, why = DONE, ""
         try:
-            for place in await self._tools.work.copy(self._record, point):
-                self._tell("copied", f"{point.name} is in {place} too", store=place)
+            for location in await self._tools.work.copy(self._record, point):
+                self._tell("copied", f"{point.name} is in {location} too", store=location)
         except Exception as exc:
             if not is_last_try:
                 raise
@@ -239,9 +239,9 @@ class _Running:
             self._tell("failed", text, failures_before=self._record.failures)
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
-        told = [why, await self._prune(point.id), await self._check()]
+        results = [why, await self._prune(point.id), await self._check()]
         learned = self._record.learned.paid(CheckpointCost(point.stall_s, took_s))
-        return self._end(outcome, point.id, "; ".join(filter(None, told)), learned=learned)
+        return self._end(outcome, point.id, "; ".join(filter(None, results)), learned=learned)
 
     async def _prune(self, taken: str) -> str:
         """Prune; what cannot be removed now is removed after another run. Returns why, in words."""
@@ -378,5 +378,5 @@ def _storage(exc: OSError) -> VmckptError:
     return StorageError(
         f"cannot use {exc.filename or 'a file'}",
         why=exc.strerror or str(exc),
-        remedy="check that it is there, its rights, and free space",
+        remedy="check that it exists, its permissions, and free space",
     )

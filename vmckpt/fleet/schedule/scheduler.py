@@ -26,7 +26,7 @@ from vmckpt.units import format_duration
 from vmckpt.vm.lifecycle import owner
 
 # How often files are read, to notice new schedules and clock changes.
-LOOK_S, _LEAST_S = 2.0, 0.01
+CHECK_S, _LEAST_S = 2.0, 0.01
 # How often VMs with counted failures are sampled, and the samples written.
 OBSERVE_S, NOTE_S = 15.0, 600.0
 # Concurrent runs, each for a different VM. A run that lasts longer than the second value, because
@@ -87,7 +87,7 @@ async def _observe(name: str, tools: SchedulerTools) -> None:
         record = load(name)
         if record.request.when is not When.AUTO:
             return
-        seen = await tools.work.look(record, tools.clock())
+        seen = await tools.work.sample(record, tools.clock())
         if seen is not None and _is_news(record.learned.last, seen):
             save(replace(record, learned=record.learned.seen(seen)))
 
@@ -114,7 +114,7 @@ class _Serving:
     def __init__(self, tools: SchedulerTools, names: Sequence[str] = ()) -> None:
         self._tools, self._names = tools, names
         self._tasks: dict[str, _ActiveRun] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._observed: dict[str, ClockReading] = {}
         # Of the present call of `until_nothing_is_due`.
         self._results: list[RunResult] | None = None
@@ -124,11 +124,11 @@ class _Serving:
         while True:
             now = self._tools.clock()
             try:
-                until_s = self._look_after_all(now)
+                until_s = self._process_all(now)
             except StorageError as exc:  # the schedules cannot be read now
                 self._tell_once("-", "-", exc)
-                until_s = now.wall_s + LOOK_S
-            await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))
+                until_s = now.wall_s + CHECK_S
+            await asyncio.sleep(min(CHECK_S, max(_LEAST_S, until_s - now.wall_s)))
             self._forget_ended()
 
     async def until_nothing_is_due(self) -> list[RunResult]:
@@ -138,7 +138,7 @@ class _Serving:
         while True:
             now = self._tools.clock()
             try:
-                self._look_after_all(now)
+                self._process_all(now)
             except StorageError:  # the schedules cannot be read now
                 if not self._tasks:
                     raise
@@ -146,10 +146,10 @@ class _Serving:
                 damaged = () if self._names else load_all().damaged
                 return results + [RunResult("-", None, exc) for exc in damaged]
             if self._is_any_late(now):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
             else:
                 tasks = [one.task for one in self._tasks.values()]
-                await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             self._forget_ended()
 
     async def end(self) -> None:
@@ -159,19 +159,19 @@ class _Serving:
         if self._tasks:
             await asyncio.wait([one.task for one in self._tasks.values()])
 
-    def _look_after_all(self, now: ClockReading) -> float:
+    def _process_all(self, now: ClockReading) -> float:
         """Begin due runs; returns when to check again at the latest, by the wall clock."""
         known = load_all()
         for exc in () if self._names else known.damaged:
             self._tell_once("-", "-", exc)
-        until_s = now.wall_s + LOOK_S
+        until_s = now.wall_s + CHECK_S
         for record in known.records.values():
             if self._names and record.name not in self._names:
                 continue
             if (under_way := self._tasks.get(record.name)) is not None:
                 self._tell_if_late(record, under_way, now)
             elif self._may_begin(record.name, now):
-                until_s = min(until_s, self._look_after(record, now))
+                until_s = min(until_s, self._process(record, now))
         return until_s
 
     def _may_begin(self, name: str, now: ClockReading) -> bool:
@@ -196,23 +196,23 @@ class _Serving:
         if result.error is None or (result.schedule, str(result.error)) not in known:
             self._results.append(result)
 
-    def _look_after(self, record: ScheduleRecord, now: ClockReading) -> float:
+    def _process(self, record: ScheduleRecord, now: ClockReading) -> float:
         """Begin a due run; returns when to check the schedule again, by the wall clock."""
         try:
             move = decide(record.timing, record.state, now).move
         except UsageError as exc:
             self._tell_once(record.name, record.vm, exc)
             self._note(RunResult(record.name, None, exc))
-            return now.wall_s + LOOK_S
+            return now.wall_s + CHECK_S
         if isinstance(move, Wait):
             if self._is_to_be_observed(record, now):
                 self._begin(record, _observe(record.name, self._tools), now)
-            return move.until_s or now.wall_s + LOOK_S
+            return move.until_s or now.wall_s + CHECK_S
         busy = {one.vm for one in self._tasks.values()}
         taking_turns = [one for one in self._tasks.values() if not _is_late(one, now)]
         if record.vm not in busy and len(taking_turns) < PARALLEL:
             self._begin(record, self._run(record.name), now)
-        return now.wall_s + LOOK_S
+        return now.wall_s + CHECK_S
 
     def _tell_if_late(
         self, record: ScheduleRecord, under_way: _ActiveRun, now: ClockReading
@@ -251,7 +251,9 @@ class _Serving:
         try:
             with suppress(NotFoundError):  # it was removed meanwhile
                 await work
-            self._told = {text for text in self._told if not text.startswith(f"{record.name} ")}
+            self._reported = {
+                text for text in self._reported if not text.startswith(f"{record.name} ")
+            }
         except Exception as exc:  # noqa: BLE001 - as above, whatever it is
             self._tell_once(record.name, record.vm, as_error(record.name, exc))
 
@@ -266,6 +268,6 @@ class _Serving:
 
     def _tell_once_of(self, event: Event) -> None:
         text = f"{event.schedule} {event.text}"
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._tools.tell(event)

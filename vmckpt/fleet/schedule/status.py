@@ -73,14 +73,14 @@ def next_by_vm(all_of_them: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any
 
 def when(record: ScheduleRecord) -> str:
     """When it is due, in words."""
-    asked = record.request
-    if asked.cron is not None:
-        words = f"{asked.cron} ({asked.zone})"
-    elif asked.when is When.AUTO:
+    request = record.request
+    if request.cron is not None:
+        words = f"{request.cron} ({request.zone})"
+    elif request.when is When.AUTO:
         now = record.interval
         words = f"auto, every {format_duration(now.every_s)} now" if now else "auto"
     else:
-        words = f"every {format_duration(asked.every_s or 0.0)}"
-    if asked.window:
-        words += f", {asked.window}" + ("" if asked.cron is not None else f" ({asked.zone})")
+        words = f"every {format_duration(request.every_s or 0.0)}"
+    if request.window:
+        words += f", {request.window}" + ("" if request.cron is not None else f" ({request.zone})")
     return words

@@ -6,12 +6,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.asked import TakeOptions
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue, contradiction
-from vmckpt.checkpoint.catalogue.look import prune
-from vmckpt.checkpoint.catalogue.place import StoreLocation, is_there, opened, own, parse_place
+from vmckpt.checkpoint.catalogue.location import (
+    StoreLocation,
+    is_there,
+    opened,
+    own,
+    parse_location,
+)
+from vmckpt.checkpoint.catalogue.maintain import prune
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading
@@ -54,13 +60,13 @@ class Checkpoints:
         if making is None or making.place is None or making.host is None:
             return None
         try:
-            host, place = find_host(making.host), parse_place(making.place)
+            host, location = find_host(making.host), parse_location(making.place)
         except NotFoundError:  # it left the inventory: what is there is out of reach
             return None
         # In this order: a process that has released the lock has committed, or never will.
         holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
-        if await is_there(place):
-            async with opened(place, key_of(record)) as store:
+        if await is_there(location):
+            async with opened(location, key_of(record)) as store:
                 if making.id in await in_thread(store.ids):
                     return _point(await in_thread(partial(store.manifest, making.id)))
         if holder is not None:
@@ -75,14 +81,14 @@ class Checkpoints:
         self, record: ScheduleRecord, begins: Callable[[str, str], None]
     ) -> Point | None:
         """See `ScheduleActions`."""
-        asked, held, making = record.request, record.state.claim, record.making
+        request, held, making = record.request, record.state.claim, record.making
         if held is None or making is None:
             raise ValueError(f"no run of {record.name} is claimed")
         vm = await find_own(record.vm, self._tell)
         if not await vm.is_alive():
             return None
-        place = parse_place(asked.store, vm.host) if asked.store else own(vm.host)
-        begins(place.label, vm.host.name)
+        location = parse_location(request.store, vm.host) if request.store else own(vm.host)
+        begins(location.label, vm.host.name)
         due = time.gmtime(held.due_s)
         name = dated(record.name, at=due)
         tags = {
@@ -91,17 +97,17 @@ class Checkpoints:
             BY: await _this_scheduler(),
         }
         number = IfTaken.NUMBER.value
-        options = TakeOptions(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
+        options = TakeOptions(name, tags, TAG, request.max_pause_s, request.kind, making.id, number)
         try:
-            await create(vm, asked.store, options, lambda _: None, key_of(record))
+            await create(vm, request.store, options, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):
-                found = await self.find(replace(record, making=_begun(making, place, vm)))
+                found = await self.find(replace(record, making=_begun(making, location, vm)))
                 if found is not None:
                     return found
             raise
-        return await self._taken(record, _begun(making, place, vm))
+        return await self._taken(record, _begun(making, location, vm))
 
     async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
         """See `ScheduleActions`."""
@@ -109,11 +115,11 @@ class Checkpoints:
         if not record.request.copies or making is None or making.place is None:
             return []
         key, done = key_of(record), []
-        async with opened(parse_place(making.place), key) as source:
+        async with opened(parse_location(making.place), key) as source:
             manifest = await in_thread(partial(source.manifest, point.id))
             for label in record.request.copies:
-                async with opened(parse_place(label), key) as target:
-                    work = partial(copy_checkpoints, source, target, [manifest])
+                async with opened(parse_location(label), key) as destination:
+                    work = partial(copy_checkpoints, source, destination, [manifest])
                     if await in_thread(work):
                         done.append(label)
         return done
@@ -125,7 +131,7 @@ class Checkpoints:
             return Gone([])
         key, silent = key_of(record), list[str]()
         entries: dict[str, CatalogueEntry] = {}
-        places: dict[str, StoreLocation] = {}
+        locations: dict[str, StoreLocation] = {}
         for label in dict.fromkeys([*record.places, *record.request.copies]):
             try:
                 there = await catalogue(all_hosts(), label, key, record.vm)
@@ -135,13 +141,13 @@ class Checkpoints:
             for one in there.entries:
                 known = entries.get(one.id, one)
                 if not is_same(known.manifest, one.manifest):
-                    error = contradiction(one.place, one.id)
+                    error = contradiction(one.location, one.id)
                     silent.append(f"{error.what}: {error.why}")
                     continue
-                both = one.places if known is one else (*known.places, *one.places)
+                both = one.locations if known is one else (*known.locations, *one.locations)
                 pins = (*known.pins, *(pin for pin in one.pins if pin not in known.pins))
-                entries[one.id] = replace(known, places=both, pins=pins)
-                places |= {place.label: place for place in one.places}
+                entries[one.id] = replace(known, locations=both, pins=pins)
+                locations |= {location.label: location for location in one.locations}
         gone, clocks = list[CatalogueEntry](), ""
         if taken in entries:
             # Leave out those of another VM of that name: two sites may share a store.
@@ -153,9 +159,9 @@ class Checkpoints:
             found, clocks = await prune(mine, rule, tags, key, apply=True, just_taken=[taken])
             gone = [one.entry for one in found if not one.keep]
         else:
-            silent.append(f"checkpoint {taken}, just taken, is in no store that answers")
-        for label in {place.label for one in gone for place in one.places}:
-            async with opened(places[label], key) as store:
+            silent.append(f"no store that answers has checkpoint {taken}, which was just taken")
+        for label in {location.label for one in gone for location in one.locations}:
+            async with opened(locations[label], key) as store:
                 await in_thread(partial(_collect, store))
         if silent:
             raise OperationFailedError(
@@ -175,7 +181,7 @@ class Checkpoints:
             number = parts.get(label, 0)
             subset = part_of(percent, number)
             try:
-                async with opened(parse_place(label), key_of(record)) as store:
+                async with opened(parse_location(label), key_of(record)) as store:
                     report = await in_thread(partial(check_store, store, subset=subset))
             except VmckptError as exc:
                 silent.append(f"{label} was not checked: {exc.what}: {exc.why}")
@@ -188,7 +194,7 @@ class Checkpoints:
                 )
         return Checked(damaged, silent, parts)
 
-    async def look(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
+    async def sample(self, record: ScheduleRecord, now: ClockReading) -> VmSample | None:
         """See `ScheduleActions`."""
         answers = await ask_every(all_hosts(), lambda host: read_vm(host, record.vm))
         found = [vm for vm in answers.given if vm is not None]
@@ -202,12 +208,12 @@ class Checkpoints:
         return VmSample(now, qemu, alive=False, ended_running=ran_to_the_end(log))
 
     async def _taken(self, record: ScheduleRecord, making: PendingCheckpoint) -> Point:
-        async with opened(parse_place(str(making.place)), key_of(record)) as store:
+        async with opened(parse_location(str(making.place)), key_of(record)) as store:
             return _point(await in_thread(partial(store.manifest, making.id)))
 
 
-def _begun(making: PendingCheckpoint, place: StoreLocation, vm: Vm) -> PendingCheckpoint:
-    return replace(making, place=place.label, host=vm.host.name)
+def _begun(making: PendingCheckpoint, location: StoreLocation, vm: Vm) -> PendingCheckpoint:
+    return replace(making, place=location.label, host=vm.host.name)
 
 
 async def _this_scheduler() -> str:
@@ -223,11 +229,13 @@ def _is_by(scheduler: str, entry: CatalogueEntry) -> bool:
 
 def key_of(record: ScheduleRecord) -> KeySource | None:
     """The source of the key for the schedule's stores, if any."""
-    asked = record.request
-    if asked.key_file is not None:
-        return KeySource(KeyHolder.FILE, asked.key_file)
+    request = record.request
+    if request.key_file is not None:
+        return KeySource(KeyHolder.FILE, request.key_file)
     return (
-        KeySource(KeyHolder.COMMAND, asked.key_command) if asked.key_command is not None else None
+        KeySource(KeyHolder.COMMAND, request.key_command)
+        if request.key_command is not None
+        else None
     )
 
 

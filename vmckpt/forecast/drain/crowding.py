@@ -158,4 +158,4 @@ def _part_at(span: MoveSpan, parts: _Parts, at_s: float) -> _Crowd | None:
 
 
 def _ends(move: PlannedMove) -> tuple[tuple[str, str], tuple[str, str]]:
-    return ("out", move.source), ("in", move.target)
+    return ("out", move.source), ("in", move.destination)

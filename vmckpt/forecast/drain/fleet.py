@@ -58,5 +58,5 @@ class PlannedMove(NamedTuple):
 
     vm: str
     source: str
-    target: str
+    destination: str
     cost: MoveCost

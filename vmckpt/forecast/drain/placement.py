@@ -40,9 +40,10 @@ def place(movers: Sequence[Mover], rooms: Sequence[HostRoom]) -> DrainPlacement:
     moves = []
     for unit in units:
         if unit.key in where:
-            target = where[unit.key]
+            destination = where[unit.key]
             moves += [
-                PlannedMove(one.name, one.source, target, one.costs[target]) for one in unit.movers
+                PlannedMove(one.name, one.source, destination, one.costs[destination])
+                for one in unit.movers
             ]
         elif best is not None:
             reason = best.against(unit)
@@ -63,8 +64,8 @@ class _Unit:
     apart: frozenset[str]
     closed: Mapping[str, str]
 
-    def work_s(self, target: str) -> float:
-        return sum(one.costs[target].work_s for one in self.movers)
+    def work_s(self, destination: str) -> float:
+        return sum(one.costs[destination].work_s for one in self.movers)
 
 
 def _units(
@@ -192,8 +193,8 @@ class _State:
 
     def put_or_exchange(self, unit: _Unit, *, packed: bool) -> None:
         """Place the unit, if necessary by moving another one elsewhere."""
-        if target := self._best(unit, packed=packed):
-            self._put(unit, target)
+        if destination := self._best(unit, packed=packed):
+            self._put(unit, destination)
             return
         for name in unit.candidates:
             space = self._spaces[name]
@@ -220,9 +221,9 @@ class _State:
         )
         return _whose(words or "there is no host that it may go to", unit.movers)
 
-    def _put(self, unit: _Unit, target: str) -> None:
-        self._spaces[target].take(unit)
-        self.where[unit.key] = target
+    def _put(self, unit: _Unit, destination: str) -> None:
+        self._spaces[destination].take(unit)
+        self.where[unit.key] = destination
 
     def _take_back(self, unit: _Unit) -> None:
         self._spaces[self.where.pop(unit.key)].give(unit)

@@ -105,7 +105,7 @@ def _boosted(
 ) -> list[PlannedMove] | None:
     """The same order with the moves of the host that finished last put first; None if unchanged."""
     last = max(order, key=lambda move: spans[move.vm].end_s)
-    moves = [(move.source == last.source, move.target == last.target) for move in order]
+    moves = [(move.source == last.source, move.destination == last.destination) for move in order]
     at = 0 if sum(one[0] for one in moves) >= sum(one[1] for one in moves) else 1
     boosted = [move for move, ends in zip(order, moves, strict=True) if ends[at]]
     boosted += [move for move, ends in zip(order, moves, strict=True) if not ends[at]]
@@ -123,7 +123,7 @@ def bound(moves: Sequence[PlannedMove], most_at_once: int, crowding: float = 0.0
     ends = dict[tuple[str, str], list[PlannedMove]]()
     for move in moves:
         ends.setdefault(("out", move.source), []).append(move)
-        ends.setdefault(("in", move.target), []).append(move)
+        ends.setdefault(("in", move.destination), []).append(move)
     return max([longest_s, *(_end_bound_s(of, most_at_once, crowding) for of in ends.values())])
 
 
@@ -142,8 +142,8 @@ def bound_anywhere(movers: Sequence[Mover], hosts: int, most_at_once: int) -> fl
         alone_s[one.source] = alone_s.get(one.source, 0.0) + shortest_s
     busiest_s = max([*work_s.values(), sum(work_s.values()) / max(hosts, 1)])
     longest_s = max(min(cost.alone_s for cost in one.costs.values()) for one in able)
-    places_s = max([*alone_s.values(), sum(alone_s.values()) / max(hosts, 1)]) / most_at_once
-    return max(fixed_s + busiest_s + end_s, longest_s, places_s)
+    slots_s = max([*alone_s.values(), sum(alone_s.values()) / max(hosts, 1)]) / most_at_once
+    return max(fixed_s + busiest_s + end_s, longest_s, slots_s)
 
 
 def _end_bound_s(moves: Sequence[PlannedMove], most_at_once: int, crowding: float) -> float:
@@ -173,11 +173,11 @@ def _by_load(moves: Sequence[PlannedMove], order: list[PlannedMove]) -> list[Pla
     """In this order, but moves between busier pairs of hosts first."""
     load_s = dict[tuple[str, str], float]()
     for move in moves:
-        for end in (("out", move.source), ("in", move.target)):
+        for end in (("out", move.source), ("in", move.destination)):
             load_s[end] = load_s.get(end, 0.0) + move.cost.work_s
 
     def key(move: PlannedMove) -> float:
-        return -max(load_s["out", move.source], load_s["in", move.target])
+        return -max(load_s["out", move.source], load_s["in", move.destination])
 
     return sorted(order, key=key)
 
@@ -216,7 +216,7 @@ class _Under:
 
     @property
     def ends(self) -> tuple[End, End]:
-        return ("out", self.move.source), ("in", self.move.target)
+        return ("out", self.move.source), ("in", self.move.destination)
 
 
 class _Play:
@@ -226,7 +226,7 @@ class _Play:
         self._comers = dict[str, set[str]]()
         for rank, move in enumerate(order):
             self._waiting.setdefault(move.source, {})[rank] = move
-            self._comers.setdefault(move.target, set()).add(move.source)
+            self._comers.setdefault(move.destination, set()).add(move.source)
         self._at = dict[End, dict[int, _Under]]()
         self._busy = set[End]()
         self._ready = list[_Under]()
@@ -265,7 +265,7 @@ class _Play:
                 for end in under.ends:
                     del self._at[end][under.rank]
                 self._retime(under.ends)
-                self._begin({under.move.source, *self._comers[under.move.target]})
+                self._begin({under.move.source, *self._comers[under.move.destination]})
         self._send()
 
     def _send(self) -> None:
@@ -288,7 +288,7 @@ class _Play:
                 self._at.setdefault(end, {})[rank] = under
             self._enter(under, _MovePart.FIXED, move.cost.fixed_s)
             self._retime(under.ends)
-            for touched in self._comers[move.target].intersection(offers) | {source}:
+            for touched in self._comers[move.destination].intersection(offers) | {source}:
                 offers.pop(touched)
                 if (offer := self._offer(touched)) is not None:
                     offers[touched] = offer
@@ -298,7 +298,7 @@ class _Play:
         if len(self._at.get(("out", source), ())) >= self._at_once:
             return None
         for rank, move in self._waiting[source].items():
-            if len(self._at.get(("in", move.target), ())) < self._at_once:
+            if len(self._at.get(("in", move.destination), ())) < self._at_once:
                 return rank
         return None
 

@@ -120,26 +120,26 @@ class DirtyRate:
     @classmethod
     def from_json(cls, data: object) -> Self:
         """The inverse of `to_json`, up to rounding. Raises MalformedError."""
-        told = convert(_Told, data)
+        answer = convert(_Answer, data)
         return cls(
-            source=told.source,
-            why=told.why,
-            took_s=told.took_s,
-            ram_bytes=told.ram_bytes,
-            curve=told.curve,
-            windows=told.windows,
-            faults=round(told.faults_per_s * told.took_s),
-            ram=told.ram,
-            dirtied=told.dirtied,
-            busy=told.busy,
-            ended_unix_s=told.ended_unix_s,
-            layout=tuple(Piece(hole, Content(*parts)) for hole, *parts in told.layout),
-            course=told.course or NOT_SEEN,
+            source=answer.source,
+            why=answer.why,
+            took_s=answer.took_s,
+            ram_bytes=answer.ram_bytes,
+            curve=answer.curve,
+            windows=answer.windows,
+            faults=round(answer.faults_per_s * answer.took_s),
+            ram=answer.ram,
+            dirtied=answer.dirtied,
+            busy=answer.busy,
+            ended_unix_s=answer.ended_unix_s,
+            layout=tuple(Piece(hole, Content(*parts)) for hole, *parts in answer.layout),
+            course=answer.course or NOT_SEEN,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Answer:
     """`DirtyRate` as JSON; a piece of `layout` is its hole, then the fields of its content."""
 
     source: str
@@ -217,9 +217,9 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
     else:
         lock = lock_path(vm.host.state_dir, vm.name)
         words = [str(word) for word in (pid, ram_file, ram_bytes, for_s, lock)]
-        told = await observe_there(vm.host, words, for_s)
+        answer = await observe_there(vm.host, words, for_s)
         try:
-            found = DirtyRate.from_json(told) if told else None
+            found = DirtyRate.from_json(answer) if answer else None
         except MalformedError as exc:
             raise OSError(errno.ENOTSUP, f"its vmckpt reports another measurement: {exc}") from exc
     if found is None:

@@ -18,15 +18,15 @@ OUT, IN, TURN = "out", "in", "turn"
 _LIMIT = re.compile(r"[0-9]{1,15}")
 
 
-async def others_on_the_link(source: Host, target: Host) -> int:
+async def others_on_the_link(source: Host, destination: Host) -> int:
     """How many migrations currently use the link between the two. Raises HostDownError."""
-    out, in_ = await both(limits(source, OUT), limits(target, IN))
+    out, in_ = await both(limits(source, OUT), limits(destination, IN))
     return len(out.keys() | in_.keys())
 
 
-async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
+async def limits(host: Host, direction: str, but: str = "") -> dict[str, int]:
     """The limits of the runs that use this route from or to the host."""
-    directory, found = directory_of(host, way), dict[str, int]()
+    directory, found = directory_of(host, direction), dict[str, int]()
     for name in await host.list_dir(directory):
         run, _, limit = name.partition(".")
         if run == but or not _LIMIT.fullmatch(limit):
@@ -42,10 +42,10 @@ async def forget_killed(hosts: Iterable[Host]) -> None:
     """Remove the shares and turns left by killed migrations; unreachable hosts keep theirs."""
 
     async def forget(host: Host) -> None:
-        for way in (OUT, IN, TURN):
-            for name in await host.list_dir(directory_of(host, way)):
-                if await host.lock_owner(directory_of(host, way) / name) is None:
-                    await _forget(host, directory_of(host, way) / name)
+        for direction in (OUT, IN, TURN):
+            for name in await host.list_dir(directory_of(host, direction)):
+                if await host.lock_owner(directory_of(host, direction) / name) is None:
+                    await _forget(host, directory_of(host, direction) / name)
 
     await ask_every(hosts, forget)
 
@@ -57,6 +57,6 @@ async def _forget(host: Host, path: Path) -> None:
             pass
 
 
-def directory_of(host: Host, way: str) -> Path:
+def directory_of(host: Host, direction: str) -> Path:
     """The directory with the files of the migrations that use this route."""
-    return host.state_dir / "links" / way
+    return host.state_dir / "links" / direction

@@ -20,10 +20,10 @@ async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mappi
     """
     done = await host.run([*await host.own_command(), "observe", *words], for_s + BESIDES_S)
     try:
-        told = parse(done.stdout, most_bytes=MOST_BYTES)
-        if "errno" in told:
-            raise OSError(told["errno"], told["why"])
-        found: Mapping[str, Any] | None = told["found"]
+        answer = parse(done.stdout, most_bytes=MOST_BYTES)
+        if "errno" in answer:
+            raise OSError(answer["errno"], answer["why"])
+        found: Mapping[str, Any] | None = answer["found"]
     except (ValueError, KeyError, TypeError) as exc:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise OSError(errno.ENOTSUP, f"its vmckpt did not track pages: {why[0]}") from exc

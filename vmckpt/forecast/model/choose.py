@@ -54,7 +54,7 @@ class Miss(NamedTuple):
 class Choice:
     """The chosen method and why; without one, `change` is the smallest change that allows one."""
 
-    way: TransferMode | None
+    mode: TransferMode | None
     reason: str
     change: str = ""
 
@@ -90,26 +90,26 @@ def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
     if not good:
         return Choice(None, _against(offers), _least_change(offers))
     pause_allowed = intent.max_downtime_s is not None
-    least = min(_danger(offer.forecast.way, pause_allowed=pause_allowed) for offer in good)
-    good = [o for o in good if _danger(o.forecast.way, pause_allowed=pause_allowed) == least]
+    least = min(_danger(offer.forecast.mode, pause_allowed=pause_allowed) for offer in good)
+    good = [o for o in good if _danger(o.forecast.mode, pause_allowed=pause_allowed) == least]
     fastest = min(offer.forecast.total_s.p50 for offer in good)
     alike = [offer for offer in good if offer.forecast.total_s.p50 <= fastest * (1 + ALIKE)]
-    best = min(alike, key=lambda offer: _GENTLE.index(offer.forecast.way)).forecast
+    best = min(alike, key=lambda offer: _GENTLE.index(offer.forecast.mode)).forecast
     others = sum(not (offer.keeps and offer.forecast.ends) for offer in offers)
     verb = "meets all constraints" if intent.is_given else "completes"
-    reason = f"{best.way} {verb} in {format_duration(best.total_s.p50)}"
+    reason = f"{best.mode} {verb} in {format_duration(best.total_s.p50)}"
     reason += f"; {others} of {len(offers)} methods do not" if others else ""
     if len(alike) > 1:
         reason += "; others are as fast, but affect the guest more"
     elif len(good) > 1:
         reason += "; it is the fastest"
-    return Choice(best.way, reason)
+    return Choice(best.mode, reason)
 
 
-def _danger(way: TransferMode, *, pause_allowed: bool) -> int:
-    if way is TransferMode.STOP:
+def _danger(mode: TransferMode, *, pause_allowed: bool) -> int:
+    if mode is TransferMode.STOP:
         return 0 if pause_allowed else 2
-    return 1 if way in POSTCOPIES else 0
+    return 1 if mode in POSTCOPIES else 0
 
 
 def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
@@ -121,8 +121,8 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         yield Miss("method", "another method: this one fails to complete one time in ten", math.inf)
         return
     if intent.max_downtime_s is not None and pause_s > intent.max_downtime_s:
-        can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_DOWNTIME_S
-        needed = f"--max-downtime {_rounded_up(pause_s)}" if can_be_asked else "no --max-downtime"
+        is_possible = math.ceil(pause_s / 60) * 60 <= MOST_DOWNTIME_S
+        needed = f"--max-downtime {_rounded_up(pause_s)}" if is_possible else "no --max-downtime"
         yield Miss(MAX_DOWNTIME, needed, pause_s / intent.max_downtime_s)
     over_s = intent.gone_s + total_s
     if intent.finish_within_s is not None and over_s > intent.finish_within_s:
@@ -130,7 +130,7 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         yield Miss("--finish-within", needed, over_s / intent.finish_within_s)
     if intent.max_slowdown is not None and forecast.slowdown.p90 > intent.max_slowdown:
         yield missed_slowdown(intent.max_slowdown, forecast.slowdown.p90)
-    if intent.never_risk_postcopy and forecast.way in POSTCOPIES:
+    if intent.never_risk_postcopy and forecast.mode in POSTCOPIES:
         yield Miss("--never-risk-postcopy", "no --never-risk-postcopy", 2.0)
 
 
@@ -155,12 +155,14 @@ def _least_change(offers: Sequence[Offer]) -> str:
     least = min(able, key=change)
     gentle = _gentler(able, least)
     needed = " and ".join(miss.needed for miss in gentle.misses)
-    told = f"{needed} would be enough for {gentle.forecast.way}"
+    advice = f"{needed} would be enough for {gentle.forecast.mode}"
     if gentle is not least:
         pauses = [format_duration(one.forecast.downtime_s.p90) for one in (gentle, least)]
-        told += f", with a downtime of {pauses[0]}; {least.forecast.way}, with {pauses[1]}, would "
-        told += f"need {' and '.join(miss.needed for miss in least.misses)}"
-    return told
+        advice += (
+            f", with a downtime of {pauses[0]}; {least.forecast.mode}, with {pauses[1]}, would "
+        )
+        advice += f"need {' and '.join(miss.needed for miss in least.misses)}"
+    return advice
 
 
 def _gentler(able: Iterable[Offer], least: Offer) -> Offer:
@@ -171,7 +173,7 @@ def _gentler(able: Iterable[Offer], least: Offer) -> Offer:
     most_times, most_pause_s = change(least)[2] * LITTLE_MORE, least.forecast.downtime_s.p90
 
     def danger(offer: Offer) -> int:
-        return _danger(offer.forecast.way, pause_allowed=False)
+        return _danger(offer.forecast.mode, pause_allowed=False)
 
     good = [
         offer
@@ -188,7 +190,7 @@ def _against(offers: Sequence[Offer]) -> str:
     parts = []
     for offer in offers:
         misses = " and ".join(miss.needed for miss in offer.misses)
-        parts.append(f"{offer.forecast.way} needs {misses}")
+        parts.append(f"{offer.forecast.mode} needs {misses}")
     return "; ".join(parts)
 
 

@@ -63,7 +63,7 @@ def with_devices(forecast: Forecast, phases: DevicePhases) -> Forecast:
     if phases.both_s is None:
         return forecast
     total = zip(forecast.total_s, phases.both_s, strict=True)
-    return replace(forecast, total_s=Band(*(way_s + device_s for way_s, device_s in total)))
+    return replace(forecast, total_s=Band(*(mode_s + device_s for mode_s, device_s in total)))
 
 
 def with_device_memory(guest: Guest, device_bytes: int) -> Guest:

@@ -51,7 +51,7 @@ class BandwidthLimit(NamedTuple):
 class TransferPace(NamedTuple):
     """Seconds per page at each end, bytes on the link, and the limit on these (None: no limit).
 
-    `sent_s` and `taken_s` are for non-zero pages; for a zero page `looked_s` is the source's share
+    `sent_s` and `taken_s` are for non-zero pages; for a zero page `scanned_s` is the source's share
     and `zero_s` the destination's; a hole costs the source `hole_s` more. With `compresses` the
     source takes as long per page as the destination, and both take `squeezed_s` more for a page of
     which nothing is left.
@@ -59,7 +59,7 @@ class TransferPace(NamedTuple):
 
     sent_s: float
     taken_s: float
-    looked_s: float
+    scanned_s: float
     zero_s: float
     hole_s: float
     page_bytes: float
@@ -97,7 +97,7 @@ class _Ends:
         sent_part = pace.sent_part(stretch)
         taken_s = pace.taken_s + pace.squeezed_s * (1 - sent_part)
         sent_s = taken_s if pace.compresses else pace.sent_s
-        busy_s = stretch.pages * sent_s + zero_pages * pace.looked_s + holes * pace.hole_s
+        busy_s = stretch.pages * sent_s + zero_pages * pace.scanned_s + holes * pace.hole_s
         takes_s = stretch.pages * taken_s + zero_pages * pace.zero_s
         sends = stretch.pages * pace.page_bytes * sent_part + zero_pages * pace.zero_bytes
         windows = sends / pace.held.window_bytes(sent_part) if pace.held else 0.0

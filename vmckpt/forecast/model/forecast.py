@@ -89,7 +89,7 @@ class Forecast:
     `slow_s` is how long a post-copy fetches pages that the guest may already want.
     """
 
-    way: TransferMode
+    mode: TransferMode
     ends: bool
     total_s: Band
     downtime_s: Band
@@ -101,6 +101,7 @@ class Forecast:
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run records."""
         data = asdict(self)
+        data["way"] = data.pop("mode")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Band):
@@ -119,13 +120,13 @@ class _Outcome(NamedTuple):
 
 
 class _Case(NamedTuple):
-    way: TransferMode
+    mode: TransferMode
     guest: Guest
     link: LinkModel
     limits: MigrationLimits
 
 
-class _Luck(NamedTuple):
+class _Scenario(NamedTuple):
     """The unknowns: -1 for the good 10th percentile, 0 for the median, 1 for the bad one.
 
     `link`: the speed of pages; `guest`: how much it dirties; `switch`: how long the switchover and
@@ -139,22 +140,27 @@ class _Luck(NamedTuple):
     model: int = 0
 
 
-_UNKNOWNS = range(len(_Luck._fields))
+_UNKNOWNS = range(len(_Scenario._fields))
 
 
-def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits) -> Forecast:
-    """Forecast the method `way`. `link` was learned for its way of sending."""
-    case = _Case(way, guest, link, limits)
+def forecast(
+    mode: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
+) -> Forecast:
+    """Forecast the method `mode`. `link` was learned for its way of sending."""
+    case = _Case(mode, guest, link, limits)
     tries = sorted(
-        ((_play(case, load, _Luck()), load) for load in guest.loads),
+        ((_play(case, load, _Scenario()), load) for load in guest.loads),
         key=lambda one: one[0].total_s,
     )
     middle, load = tries[len(tries) // 2]
     if (now := guest.load_now) is not None:
-        middle, load = _play(case, now, _Luck()), now
+        middle, load = _play(case, now, _Scenario()), now
     # Vary each unknown by itself, good and bad: they are independent.
     pairs = [
-        tuple(_play(case, load, _Luck(*(luck * (n == at) for n in _UNKNOWNS))) for luck in (-1, 1))
+        tuple(
+            _play(case, load, _Scenario(*(scenario * (n == at) for n in _UNKNOWNS)))
+            for scenario in (-1, 1)
+        )
         for at in _UNKNOWNS
     ]
 
@@ -164,7 +170,7 @@ def forecast(way: TransferMode, guest: Guest, link: LinkModel, limits: Migration
         return _band(take(middle), [tenths, *(tuple(take(one) for one in pair) for pair in pairs)])
 
     return Forecast(
-        way=way,
+        mode=mode,
         ends=middle.ends,
         total_s=band(lambda one: one.total_s),
         downtime_s=band(lambda one: one.downtime_s),
@@ -186,60 +192,64 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
 
 
 def beyond_bytes_per_s(
-    way: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
+    mode: TransferMode, guest: Guest, link: LinkModel, limits: MigrationLimits
 ) -> float:
     """The rate while the guest runs at the source, if above the bandwidth limit; 0: it is kept."""
-    held = _wire(_Case(way, guest, link, limits)).held_bytes_per_s
+    held = _wire(_Case(mode, guest, link, limits)).held_bytes_per_s
     is_kept = held <= HELD_WITHIN * limits.bandwidth_bytes_per_s
     return 0.0 if is_kept or not limits.bandwidth_bytes_per_s else held
 
 
 def _wire(case: _Case, speed: float = 1.0) -> PageTimes:
-    way, guest, link, limits = case
+    mode, guest, link, limits = case
     return wire(
         link.costs,
         limits.bandwidth_bytes_per_s,
-        parts=(guest.ratio, guest.dirtied_ratio) if way is TransferMode.ZSTD else None,
+        parts=(guest.ratio, guest.dirtied_ratio) if mode is TransferMode.ZSTD else None,
         speed=speed,
-        channels=limits.channels if way in PARALLEL else 0,
+        channels=limits.channels if mode in PARALLEL else 0,
     )
 
 
-def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
+def _play(case: _Case, load: Load, scenario: _Scenario) -> _Outcome:
     """Simulate one outcome."""
-    way, guest, link, limits = case
-    path = _wire(case, (1 + _TENTH * link.spread) ** -luck.link)
-    switch_s = max(link.switch_s + luck.switch * _TENTH * link.switch_spread_s, 0.0)
+    mode, guest, link, limits = case
+    path = _wire(case, (1 + _TENTH * link.spread) ** -scenario.link)
+    switch_s = max(link.switch_s + scenario.switch * _TENTH * link.switch_spread_s, 0.0)
     around_spread_s = math.hypot(link.fixed_spread_s, HELD_SPREAD_S, NOISE_S * link.spread)
-    around_s = max(link.fixed_s + luck.around * _TENTH * around_spread_s, 0.0)
+    around_s = max(link.fixed_s + scenario.around * _TENTH * around_spread_s, 0.0)
     around_s += _copying_s(guest, link, limits)
-    slower = 1 + luck.model * _TENTH * MODEL_SPREAD
-    guest_luck = 0.4 * luck.guest
-    if way is TransferMode.STOP:
+    slower = 1 + scenario.model * _TENTH * MODEL_SPREAD
+    guest_scenario = 0.4 * scenario.guest
+    if mode is TransferMode.STOP:
         # QEMU does not know that no more pages will be dirtied: the bandwidth limit holds.
         took_s, sent = first_pass(guest, path)
         downtime_s = took_s * slower + switch_s
         return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
-    if way is TransferMode.POSTCOPY:
+    if mode is TransferMode.POSTCOPY:
         took_s, sent = first_pass(guest, path)
-        left = load.between(0.0, took_s, 0.5 + guest_luck)
+        left = load.between(0.0, took_s, 0.5 + guest_scenario)
         # The bandwidth limit of pre-copy does not hold in post-copy.
         left_s = dirtied_s(guest, path, left, limited=False)
         sent += dirtied_bytes(guest, path, left)
         played = Played(True, took_s * slower, left_s, left, sent, 2)
-        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
+        return _in_postcopy(
+            played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch)
+        )
     played = play_precopy(
         guest,
         path,
         limits.downtime_s,
         load=load,
-        luck=guest_luck,
-        most_throttle=limits.most_throttle if way is TransferMode.AUTO_CONVERGE else 0.0,
-        until_stalled=way is TransferMode.HYBRID,
+        scenario=guest_scenario,
+        most_throttle=limits.most_throttle if mode is TransferMode.AUTO_CONVERGE else 0.0,
+        until_stalled=mode is TransferMode.HYBRID,
     )
     played = replace(played, took_s=played.took_s * slower)
-    if way is TransferMode.HYBRID and not played.ends:
-        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
+    if mode is TransferMode.HYBRID and not played.ends:
+        return _in_postcopy(
+            played, around_s, switch_s, link.waits_s(played.left_s, scenario.switch)
+        )
     return _stopped(played, around_s, switch_s, link.stopped_share)
 
 
@@ -287,4 +297,4 @@ def from_json(data: Mapping[str, Any]) -> Forecast:
     values = dict(data)
     for name in ("total_s", "downtime_s", "sent_bytes", "slowdown"):
         values[name] = Band(*(math.inf if value is None else value for value in data[name]))
-    return Forecast(**values | {"way": TransferMode(data["way"])})
+    return Forecast(mode=TransferMode(values.pop("way")), **values)

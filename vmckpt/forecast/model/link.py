@@ -31,13 +31,13 @@ class Moved(NamedTuple):
 
     `stalled_s` is the guest's downtime (None: unknown, or stopped throughout), `last_pages` an
     upper bound of the pages sent meanwhile (None: unknown); `felt`: measured by clients of the
-    guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how similar its guest
-    is to the one asked about; what moves take besides sending is learned from the most similar
-    alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is then its
-    total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast pages
-    go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its weight for
-    the cost of a page. `squeezed`: the number of pages whose bytes compression saved. `holes`: the
-    number of zero pages that were not in the source's memory file.
+    guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `similarity`: how similar its
+    guest is to the one asked about; what moves take besides sending is learned from the most
+    similar alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is
+    then its total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast
+    pages go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its
+    weight for the cost of a page. `squeezed`: the number of pages whose bytes compression saved.
+    `holes`: the number of zero pages that were not in the source's memory file.
     """
 
     pages: float
@@ -47,7 +47,7 @@ class Moved(NamedTuple):
     stalled_s: float | None
     last_pages: float | None = 0.0
     felt: bool = False
-    kinship: int = 0
+    similarity: int = 0
     slow_s: float = 0.0
     copied_bytes: int = 0
     copying_s: float = 0.0
@@ -99,13 +99,13 @@ class LinkModel:
     fixed_spread_s: float = 0.0
     stopped_share: float = 1.0
 
-    def waits_s(self, slow_s: float, luck: int) -> float:
-        """How long the guest waits for pages in a slow phase of this length; `luck`: -1 for the
+    def waits_s(self, slow_s: float, scenario: int) -> float:
+        """How long the guest waits for pages in a slow phase of this length; `scenario`: -1 for the
         good 10th percentile, 0 for the median, 1 for the bad one.
         """
         if self.waiting_s is None:
-            return UNKNOWN_WAITING[luck + 1] * slow_s
-        return min(self.waiting_s[luck + 1], MOST_WAITING[luck + 1] * slow_s)
+            return UNKNOWN_WAITING[scenario + 1] * slow_s
+        return min(self.waiting_s[scenario + 1], MOST_WAITING[scenario + 1] * slow_s)
 
     @property
     def bytes_per_s(self) -> float:
@@ -158,8 +158,8 @@ def learn(
 
 def _nearest(moved: Sequence[Moved]) -> list[Moved]:
     """The moves of the most similar guests."""
-    nearest = max(one.kinship for one in moved)
-    return [one for one in moved if one.kinship == nearest]
+    nearest = max(one.similarity for one in moved)
+    return [one for one in moved if one.similarity == nearest]
 
 
 def _stopped_share(moved: Sequence[Moved], costs: PageCosts) -> float:
@@ -249,9 +249,9 @@ def _deviation(errors: Sequence[float]) -> float:
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return 0.0
-    place = 0.8 * (len(sizes) - 1)
-    below, above = sizes[floor(place)], sizes[ceil(place)]
-    most = 6 * (below + (place - floor(place)) * (above - below))
+    rank = 0.8 * (len(sizes) - 1)
+    below, above = sizes[floor(rank)], sizes[ceil(rank)]
+    most = 6 * (below + (rank - floor(rank)) * (above - below))
     return sqrt(fmean(min(size, most) ** 2 for size in sizes))
 
 

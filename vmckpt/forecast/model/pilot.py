@@ -71,25 +71,25 @@ class Pilot:
     _passed: Passes = field(default_factory=Passes)
     _throttled_in_round: int = 0
 
-    def see(self, look: PrecopySample) -> PolicyDecision | None:
+    def see(self, now: PrecopySample) -> PolicyDecision | None:
         """What to do at this sample; None: nothing.
 
         Rules for stalls use only the first sample of each round, and none that is held.
         """
-        self._passed.see(look.round_number, look.at_s)
-        new = self._rounds.see(look.round_number, look.left_bytes, held=look.held)
+        self._passed.see(now.round_number, now.at_s)
+        new = self._rounds.see(now.round_number, now.left_bytes, held=now.held)
         stalled = 0
-        if new and not look.held:
+        if new and not now.held:
             stalled = stalled_rounds(self._rounds.counting, self.policy.stall_percent)
         for rule in self.policy.rules:
-            if rule in self._done or not self._is_due(rule, stalled, look):
+            if rule in self._done or not self._is_due(rule, stalled, now):
                 continue
-            if decision := self._act(rule, look, self._why(rule, stalled)):
+            if decision := self._act(rule, now, self._why(rule, stalled)):
                 return decision
         return None
 
-    def _is_due(self, rule: PolicyRule, stalled: int, look: PrecopySample) -> bool:
-        if rule.passes and (self._passed.gone(look.at_s) or 0.0) < rule.passes:
+    def _is_due(self, rule: PolicyRule, stalled: int, now: PrecopySample) -> bool:
+        if rule.passes and (self._passed.gone(now.at_s) or 0.0) < rule.passes:
             return False
         return not rule.stalls or (stalled >= rule.stalls and self._now(rule, stalled))
 
@@ -105,7 +105,7 @@ class Pilot:
             reasons.append(f"it takes more than {rule.passes} times as long as memory took once")
         return ", and ".join(reasons)
 
-    def _act(self, rule: PolicyRule, look: PrecopySample, why: str) -> PolicyDecision | None:
+    def _act(self, rule: PolicyRule, now: PrecopySample, why: str) -> PolicyDecision | None:
         if rule.act is Act.RAISE_DOWNTIME:
             raised_ms = min(self.downtime_ms * (100 + rule.by_percent) // 100, rule.most_ms)
             if raised_ms <= self.downtime_ms:
@@ -113,23 +113,23 @@ class Pilot:
                 return None
             self.downtime_ms = raised_ms
         elif rule.act is Act.THROTTLE:
-            if self._is_settling(rule, look):
+            if self._is_settling(rule, now):
                 return None
             slower = min(self.throttle_percent + rule.by_percent, rule.most_percent)
             if slower <= self.throttle_percent:
                 self._done.add(rule)
                 return None
-            self.throttle_percent, self._throttled_in_round = slower, look.round_number
+            self.throttle_percent, self._throttled_in_round = slower, now.round_number
         else:
             self._done.add(rule)
         return PolicyDecision(rule.act, self.downtime_ms, why, self.throttle_percent)
 
-    def _is_settling(self, rule: PolicyRule, look: PrecopySample) -> bool:
+    def _is_settling(self, rule: PolicyRule, now: PrecopySample) -> bool:
         """Whether the last step has yet to take effect, or to show within the rule's rounds."""
-        told = self.throttle_percent
-        effective = told if look.throttle_percent is None else look.throttle_percent
-        return effective < told or (
-            told > 0 and look.round_number < self._throttled_in_round + max(rule.stalls, 1)
+        requested = self.throttle_percent
+        effective = requested if now.throttle_percent is None else now.throttle_percent
+        return effective < requested or (
+            requested > 0 and now.round_number < self._throttled_in_round + max(rule.stalls, 1)
         )
 
 
@@ -143,7 +143,7 @@ def replay(
     pilot, found = Pilot(policy, downtime_ms), []
     for sample in samples:
         if sample["status"] == "active":
-            look = PrecopySample(sample["at_s"], sample["round"], sample["remaining_bytes"])
-            if decision := pilot.see(look):
+            now = PrecopySample(sample["at_s"], sample["round"], sample["remaining_bytes"])
+            if decision := pilot.see(now):
                 found.append((sample["at_s"], decision))
     return found

@@ -16,7 +16,7 @@ from vmckpt.forecast.model.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_B
 from vmckpt.forecast.model.link import PageCosts
 
 # How long QEMU sends between two checks of what is left.
-LOOK_S = 0.05
+CHECK_S = 0.05
 # It recalculates the threshold ten times a second; under a bandwidth limit a window's bytes go at
 # its start, and QEMU sleeps until the next one (migration_rate_limit).
 HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
@@ -87,7 +87,7 @@ class PageTimes:
         return TransferPace(
             sent_s=0.0,
             taken_s=self.page_s,
-            looked_s=self.look_s,
+            scanned_s=self.look_s,
             zero_s=self.zero_page_s,
             # A page that the source's kernel has to allocate first delays both.
             hole_s=self.zero_page_s - self.look_s + self.hole_s,
@@ -203,61 +203,61 @@ class _Course:
     bytes_by_round: list[int] = field(default_factory=list)
 
 
-def first_pass(guest: Guest, way: PageTimes) -> tuple[float, float]:
+def first_pass(guest: Guest, times: PageTimes) -> tuple[float, float]:
     """Seconds and bytes for sending all of memory once."""
     pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
-    took_s = way.start_s + play(guest.stretches, way.pace)
-    return took_s, way.first_pass_bytes(pages, zero_pages)
+    took_s = times.start_s + play(guest.stretches, times.pace)
+    return took_s, times.first_pass_bytes(pages, zero_pages)
 
 
 def play_precopy(
     guest: Guest,
-    way: PageTimes,
+    times: PageTimes,
     limit_s: float,
     *,
     load: Load | None = None,
-    luck: float = 0.0,
+    scenario: float = 0.0,
     most_throttle: float = 0.0,
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
     """Simulate a pre-copy with the downtime limit `limit_s` for a guest that dirties by `load`.
 
-    `luck`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out over
-    many rounds. Auto-converge takes up to `most_throttle` of the processor time; 0: off. With
+    `scenario`: 0.4 is the worst tenth of what the guest may dirty, -0.4 the best; it averages out
+    over many rounds. Auto-converge takes up to `most_throttle` of the processor time; 0: off. With
     `until_stalled` it ends when rounds make no progress (hybrid): the rest is left to post-copy.
     """
-    page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
+    page_s, limited = dirtied_s(guest, times, 1.0), bool(times.bandwidth_bytes_per_s)
     threshold = limit_s / page_s
     if limited:
-        threshold = min(threshold, limit_s * way.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
-    slack = (WINDOW_S if limited else LOOK_S) / page_s / 2
+        threshold = min(threshold, limit_s * times.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
+    slack = (WINDOW_S if limited else CHECK_S) / page_s / 2
     load, throttle = load or OnAverage(guest.curve), _Throttle(most_throttle, guest)
-    took_s, sent = first_pass(guest, way)
-    course = _Course(load.between(0.0, took_s, 0.5 + luck), took_s, took_s, sent)
+    took_s, sent = first_pass(guest, times)
+    course = _Course(load.between(0.0, took_s, 0.5 + scenario), took_s, took_s, sent)
     throttle.round_over(took_s, guest.total_pages, course.left)
     gone = min(course.left, HELD_S / page_s)
-    course.sent_bytes += dirtied_bytes(guest, way, gone)
-    _held_round(course, load, gone, 0.5 + luck)
+    course.sent_bytes += dirtied_bytes(guest, times, gone)
+    _held_round(course, load, gone, 0.5 + scenario)
     while course.rounds < MOST_ROUNDS and course.took_s < give_up_s:
         course.bytes_by_round.append(round(course.left * PAGE_BYTES))
         if course.left <= threshold:
-            return _played(course, throttle, guest, way, ends=True)
+            return _played(course, throttle, guest, times, ends=True)
         if until_stalled and has_stalled([guest.total_pages * PAGE_BYTES, *course.bytes_by_round]):
-            return _played(course, throttle, guest, way, ends=False)
+            return _played(course, throttle, guest, times, ends=False)
         if _goes_nowhere(course, throttle):
             break
         before = course.left
         gone = min(max(course.left - threshold + slack, 2 * slack), course.left)
         round_s = gone * page_s
-        dirtied = _next_round(course, load, gone, round_s, luck / sqrt(course.rounds))
-        course.sent_bytes += dirtied_bytes(guest, way, gone)
+        dirtied = _next_round(course, load, gone, round_s, scenario / sqrt(course.rounds))
+        course.sent_bytes += dirtied_bytes(guest, times, gone)
         course.unchanged += abs(course.left - before) <= SAME_WITHIN * before
         speed = guest.speed(throttle.now)
         if throttle.round_over(round_s, gone, dirtied):
             load = Slowed(load, course.took_s, guest.speed(throttle.now) / speed)
             course.unchanged = 0
-    return _played(course, throttle, guest, way, ends=False)
+    return _played(course, throttle, guest, times, ends=False)
 
 
 def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> None:
@@ -267,9 +267,9 @@ def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> No
     course.age_s += HELD_S
 
 
-def _next_round(course: _Course, load: Load, gone: float, round_s: float, luck: float) -> float:
+def _next_round(course: _Course, load: Load, gone: float, round_s: float, scenario: float) -> float:
     """`gone` pages were sent in `round_s`; count those dirtied. Some were left over anyway."""
-    quantile = 0.5 + luck
+    quantile = 0.5 + scenario
     now_s = course.took_s + round_s
     dirtied = load.between(course.took_s, now_s, quantile)
     kept = course.left - gone
@@ -286,27 +286,27 @@ def _goes_nowhere(course: _Course, throttle: _Throttle) -> bool:
 
 
 def _played(
-    course: _Course, throttle: _Throttle, guest: Guest, way: PageTimes, *, ends: bool
+    course: _Course, throttle: _Throttle, guest: Guest, times: PageTimes, *, ends: bool
 ) -> Played:
     return Played(
         ends=ends,
         took_s=course.took_s,
-        left_s=dirtied_s(guest, way, course.left, limited=False),
+        left_s=dirtied_s(guest, times, course.left, limited=False),
         left_pages=course.left,
-        sent_bytes=course.sent_bytes + dirtied_bytes(guest, way, course.left),
+        sent_bytes=course.sent_bytes + dirtied_bytes(guest, times, course.left),
         rounds=course.rounds + 1,
         throttle=throttle.now,
         slowed_s=throttle.slowed_s,
     )
 
 
-def dirtied_s(guest: Guest, way: PageTimes, pages: float, *, limited: bool = True) -> float:
+def dirtied_s(guest: Guest, times: PageTimes, pages: float, *, limited: bool = True) -> float:
     """How long that many of the pages that the guest dirties take."""
     zero = guest.dirtied_zero_share
-    return way.dirtied_s(pages * (1 - zero), pages * zero, limited=limited)
+    return times.dirtied_s(pages * (1 - zero), pages * zero, limited=limited)
 
 
-def dirtied_bytes(guest: Guest, way: PageTimes, pages: float) -> float:
+def dirtied_bytes(guest: Guest, times: PageTimes, pages: float) -> float:
     """The bytes that go over the link for them."""
     zero = guest.dirtied_zero_share
-    return way.dirtied_bytes(pages * (1 - zero), pages * zero)
+    return times.dirtied_bytes(pages * (1 - zero), pages * zero)

@@ -27,7 +27,7 @@ class SentSample(NamedTuple):
 
 
 def switchover_bytes_per_s(
-    looks: Sequence[SentSample],
+    samples: Sequence[SentSample],
     first_pass_bytes: int,
     max_downtime_s: float,
     limit_bytes_per_s: int = 0,
@@ -41,12 +41,14 @@ def switchover_bytes_per_s(
     Under a bandwidth limit (0: none) QEMU sends ten times a second, in bursts: two samples with two
     bursts between them would show twice the limit.
     """
-    now = looks[-1]
+    now = samples[-1]
     if now.taken_bytes < first_pass_bytes:
         return None
     speeds = [
         (after.taken_bytes - before.taken_bytes) / (after.at_s - before.at_s)
-        for before, after in pairwise(look for look in looks if look.at_s >= now.at_s - WINDOW_S)
+        for before, after in pairwise(
+            sample for sample in samples if sample.at_s >= now.at_s - WINDOW_S
+        )
         if after.at_s - before.at_s >= LEAST_WINDOW_S
     ]
     speed = max(speeds, default=0.0)
@@ -57,15 +59,15 @@ def switchover_bytes_per_s(
     return max(speed - now.queued_bytes / max_downtime_s, LEAST_PART * speed, 1.0)
 
 
-def behind_s(looks: Sequence[SentSample]) -> float:
+def behind_s(samples: Sequence[SentSample]) -> float:
     """How long the destination needs for what is in the sockets, at its recent speed.
 
     Samples are in order; there may be none. Infinite if it has read nothing recently.
     """
-    if not looks or not looks[-1].queued_bytes:
+    if not samples or not samples[-1].queued_bytes:
         return 0.0
-    now = looks[-1]
-    earlier = [look for look in looks if look.at_s <= now.at_s - LEAST_WINDOW_S]
+    now = samples[-1]
+    earlier = [sample for sample in samples if sample.at_s <= now.at_s - LEAST_WINDOW_S]
     if not earlier:
         return 0.0  # not known yet
     read = now.taken_bytes - earlier[-1].taken_bytes

@@ -70,13 +70,13 @@ def _parsed(pem: str) -> Certificate:
     )
 
 
-def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
+def is_issued_by(certificate: Certificate, ca: Certificate) -> bool:
     """Whether the CA's key signed the certificate."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
     issued = x509.load_pem_x509_certificate(certificate.pem.encode())
-    issuer = x509.load_pem_x509_certificate(authority.pem.encode())
+    issuer = x509.load_pem_x509_certificate(ca.pem.encode())
     try:
         issued.verify_directly_issued_by(issuer)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):

@@ -20,9 +20,9 @@ LIBVIRT_FILES = {
 
 
 class Identity(NamedTuple):
-    """A host's certificates: the `authority` that it trusts, and its own `server` and `client`."""
+    """A host's certificates: the `ca` that it trusts, and its own `server` and `client`."""
 
-    authority: "Certificate"
+    ca: "Certificate"
     server: "Certificate"
     client: "Certificate"
 
@@ -68,21 +68,21 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
 
 def obstacles(
     source: tuple[Host, Identity],
-    target: tuple[Host, Identity],
+    destination: tuple[Host, Identity],
     now_unix_s: float,
     name: str | None = None,
 ) -> list[TlsObstacle]:
-    """Every reason why `source` cannot connect to `target` with mutual TLS.
+    """Every reason why `source` cannot connect to `destination` with mutual TLS.
 
     The destination's certificate must be for `name`; None: for its address.
     """
     from vmckpt.hosts.pki.certificate import is_issued_by
 
-    (from_host, ours), (to_host, theirs) = source, target
+    (from_host, ours), (to_host, theirs) = source, destination
     found = []
     for host, kind, certificate, judge in (
-        (from_host, "client", ours.client, theirs.authority),
-        (to_host, "server", theirs.server, ours.authority),
+        (from_host, "client", ours.client, theirs.ca),
+        (to_host, "server", theirs.server, ours.ca),
     ):
         again = f"vmckpt pki issue {host.name}"
         if fault := certificate.fault(now_unix_s):

@@ -28,7 +28,7 @@ async def end_of(child: asyncio.subprocess.Process, timeout_s: float) -> tuple[b
     try:
         async with asyncio.timeout(timeout_s):
             stdout, stderr = await asyncio.gather(
-                _said(child, child.stdout), _said(child, child.stderr)
+                _output(child, child.stdout), _output(child, child.stderr)
             )
             await child.wait()
     except (TimeoutError, asyncio.CancelledError):
@@ -49,12 +49,12 @@ def end_session(child: asyncio.subprocess.Process) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-async def _said(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+async def _output(child: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
     """All of its output, up to the limit; beyond it the session is killed."""
-    said = bytearray()
+    output = bytearray()
     while stream and (piece := await stream.read(_PIECE_BYTES)):
-        if len(said) <= MOST_SAID_BYTES:
-            said += piece
+        if len(output) <= MOST_SAID_BYTES:
+            output += piece
         else:
             end_session(child)
-    return bytes(said)
+    return bytes(output)

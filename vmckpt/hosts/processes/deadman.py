@@ -81,8 +81,8 @@ class Attendant:
 
     def _take_answers(self) -> None:
         with suppress(BlockingIOError):
-            while said := self._ear.recv(4096):
-                for _ in range(min(len(said), len(self._unanswered))):
+            while output := self._ear.recv(4096):
+                for _ in range(min(len(output), len(self._unanswered))):
                     self._unanswered.popleft()
 
 

@@ -73,7 +73,7 @@ def _inheritable() -> list[int]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None if there is none, or none of its threads runs any more.
+    """The process that has `pid` now; None if there is none, or none of its threads still runs.
 
     Only ENOENT and ESRCH from the kernel mean "none". Raises OutcomeUnknownError if /proc cannot be
     read (no free descriptor, no memory): the process may well run.
@@ -131,7 +131,7 @@ def interrupt(process: ProcessId) -> bool:
 
 
 def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool:
-    """SIGKILL exactly this process and wait until none of its threads runs any more.
+    """SIGKILL exactly this process and wait until none of its threads runs.
 
     Unlike after `kill`, the kernel may still be closing its files and freeing its memory, which
     takes 0.3 s per GiB. False if a thread still runs after `wait_s`.
@@ -163,7 +163,7 @@ def wait_for_end(pid: int, wait_s: float) -> bool:
 
 @contextmanager
 def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
-    """The pidfd of a process that was sent a signal; None if there is no such process any more.
+    """The pidfd of a process that was sent a signal; None if the process is gone.
 
     Safe against pid reuse: the signal goes through a pidfd opened before the identity is checked.
     Raises OutcomeUnknownError if there is no pidfd to be had: nothing was sent.
@@ -263,19 +263,19 @@ def _users(status: bytes) -> list[int]:
     return [int(uid) for uid in status_fields(status.decode(errors="replace")).get("Uid", [])]
 
 
-def said_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
+def file_of(pid: int, file_name: str, users: Collection[int] | None = None) -> bytes:
     """The content of /proc/PID/cmdline, environ or status, within limits. Raises OSError.
 
     A process can make the first two as long as it likes (PR_SET_MM, prctl(2)). With `users`, at
     most one piece is read of a process that does not run purely as one of these.
     """
-    said = b""
+    output = b""
     with FileIO(f"/proc/{pid}/{file_name}") as file:
-        while len(said) < _MOST_BYTES and (more := file.read(_PIECE_BYTES)):
-            said += more
-            if len(said) >= _PIECE_BYTES and users is not None and not _is_of(pid, users):
+        while len(output) < _MOST_BYTES and (more := file.read(_PIECE_BYTES)):
+            output += more
+            if len(output) >= _PIECE_BYTES and users is not None and not _is_of(pid, users):
                 break
-    return said
+    return output
 
 
 def _found(
@@ -290,11 +290,11 @@ def _found(
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            said = said_of(int(name), file_name, users)
+            output = file_of(int(name), file_name, users)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or is hidden (hidepid): then it is not ours
         except OSError as exc:
             raise unknown(int(name), exc) from exc
-        if is_wanted(said) and (process := identify(int(name))):
+        if is_wanted(output) and (process := identify(int(name))):
             found.append(process)
     return found

@@ -23,7 +23,7 @@ from vmckpt.hosts.processes import process
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.procfs import NOT_NOW, read_lines, read_text, status_fields
 
-PLACE = Path("/dev/shm")
+RECORDS_DIR = Path("/dev/shm")
 NAME = "promised"
 # How long an earlier request waits for later ones to withdraw.
 _TURN_S, _POLL_S = 2.0, 0.01
@@ -45,40 +45,44 @@ class _Promise(NamedTuple):
     holder_pid: int | None = None
 
 
-def room(directory: Path, available_bytes: int, place: Path = PLACE) -> FreeMemory:
+def room(directory: Path, available_bytes: int, records_dir: Path = RECORDS_DIR) -> FreeMemory:
     """What can still be reserved in `directory`. Blocking. Raises OSError."""
-    return _room(directory, available_bytes, [one for _, one in _counting(place)])
+    return _room(directory, available_bytes, [one for _, one in _counting(records_dir)])
 
 
 def promise(
-    asked: Promise, available: Callable[[], int], *, overcommit: bool, place: Path = PLACE
+    wanted: Promise,
+    available: Callable[[], int],
+    *,
+    overcommit: bool,
+    records_dir: Path = RECORDS_DIR,
 ) -> FreeMemory:
     """Reserve memory if there is room, otherwise leave nothing: `is_given` says which. Blocking.
 
     The directory of its record must exist. With `overcommit` it is always granted. Raises OSError.
     """
     me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
-    mine = _Promise(asked, me, time.monotonic_ns(), is_given=False)
-    _write(asked.record, mine)
-    directory = asked.file.parent.parent if asked.file else None
+    mine = _Promise(wanted, me, time.monotonic_ns(), is_given=False)
+    _write(wanted.record, mine)
+    directory = wanted.file.parent.parent if wanted.file else None
     until_s = time.monotonic() + _TURN_S
     try:
         while True:
-            others = [one for path, one in _counting(place) if path != asked.record]
+            others = [one for path, one in _counting(records_dir) if path != wanted.record]
             first = [one for one in others if one.is_given or one.since_ns <= mine.since_ns]
             have = available()
             found = _room(directory, have, first)
-            fits = asked.size_bytes <= found.free_bytes or overcommit
+            fits = wanted.size_bytes <= found.free_bytes or overcommit
             every = _room(directory, have, others)
-            if fits and (len(first) == len(others) or asked.size_bytes <= every.free_bytes):
-                _write(asked.record, mine._replace(is_given=True))
+            if fits and (len(first) == len(others) or wanted.size_bytes <= every.free_bytes):
+                _write(wanted.record, mine._replace(is_given=True))
                 return found._replace(is_given=True)
             if not fits or time.monotonic() > until_s:
-                asked.record.unlink(missing_ok=True)
+                wanted.record.unlink(missing_ok=True)
                 return found
             time.sleep(_POLL_S)
     except BaseException:
-        asked.record.unlink(missing_ok=True)
+        wanted.record.unlink(missing_ok=True)
         raise
 
 
@@ -101,14 +105,14 @@ def _room(directory: Path | None, available_bytes: int, others: list[_Promise]) 
     return FreeMemory(max(0, free), in_memory, is_given=False)
 
 
-def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
+def _counting(records_dir: Path) -> Iterator[tuple[Path, _Promise]]:
     """Reservations whose holder runs or is being started. Another user's do not count.
 
     Raises OSError if one that may count cannot be read now.
     """
     users = trusted_users()
     holders = _command_lines(users)
-    for path in _written(place):
+    for path in _written(records_dir):
         try:
             one = _read(path, users)
         except (ValueError, KeyError, TypeError):
@@ -127,12 +131,12 @@ def _counting(place: Path) -> Iterator[tuple[Path, _Promise]]:
             yield path, one._replace(holder_pid=pid)
 
 
-def _written(place: Path) -> Iterator[Path]:
-    """The reservation files in `place`, where any user may put symbolic links.
+def _written(records_dir: Path) -> Iterator[Path]:
+    """The reservation files in `records_dir`, where any user may put symbolic links.
 
     A VM's directory may be removed meanwhile.
     """
-    with suppress(FileNotFoundError), os.scandir(place) as entries:
+    with suppress(FileNotFoundError), os.scandir(records_dir) as entries:
         directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         for directory in directories:
             # Another user's directory may be closed to this one, or may be a file by now.
@@ -186,7 +190,7 @@ def _command_lines(users: Collection[int]) -> dict[int, bytes]:
         # It has ended, or is hidden.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             # Includes processes of a VM's own user: this argument is within the first piece.
-            if b"-pidfile" in (line := process.said_of(int(name), "cmdline", users)):
+            if b"-pidfile" in (line := process.file_of(int(name), "cmdline", users)):
                 found[int(name)] = line
     return found
 

@@ -28,7 +28,7 @@ _SHARING = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
 _REAL_TIME, _LOWEST = os.SCHED_RR | os.SCHED_RESET_ON_FORK, 1
 
 
-def give_way() -> None:
+def batch_priority() -> None:
     """From now on this thread does not preempt others when it wakes up (SCHED_BATCH).
 
     For work that can wait for some milliseconds. Child processes inherit it. A thread with another
@@ -37,7 +37,7 @@ def give_way() -> None:
     _change(os.SCHED_OTHER, os.SCHED_BATCH)
 
 
-def come_last() -> None:
+def low_priority() -> None:
     """Run this thread, and those that it starts, at low priority from now on.
 
     For work on a VM beside which other VMs are about to be paused briefly.
@@ -58,7 +58,7 @@ class _Session:
 _session = _Session()
 
 
-def session_comes_last() -> None:
+def session_low_priority() -> None:
     """Run this process's whole session at low priority from now on.
 
     Only if the process leads its session, so that its caller's is not affected. Where sessions are
@@ -87,7 +87,7 @@ def own_processors() -> int:
     return len(_session.processors | os.sched_getaffinity(0))
 
 
-def session_has_waited() -> None:
+def end_session_low_priority() -> None:
     """End the session's low priority permanently, with all of its threads.
 
     On a host that is never idle its work must end too.
@@ -104,7 +104,7 @@ def session_has_waited() -> None:
                 _share_again(int(thread), os.SCHED_OTHER)
 
 
-def take_turns() -> None:
+def share_processor() -> None:
     """Give this thread normal priority in a low-priority process."""
     with suppress(PermissionError):
         _change(os.SCHED_IDLE, os.SCHED_OTHER)
@@ -135,7 +135,7 @@ def _have(niceness: int) -> None:
 
 
 @contextmanager
-def session_prompt() -> Iterator[None]:
+def session_high_priority() -> Iterator[None]:
     """Raise the priority of a low-priority session for the block: a guest is paused for it.
 
     This thread may use any processor.
@@ -146,15 +146,15 @@ def session_prompt() -> Iterator[None]:
     _session.is_last = False
     if _session.idles:
         _change(os.SCHED_IDLE, os.SCHED_OTHER)
-    _session_comes_first()
+    _raise_session()
     os.sched_setaffinity(0, _session.processors)
     try:
         yield
     finally:
-        session_comes_last()
+        session_low_priority()
 
 
-def _session_comes_first() -> None:
+def _raise_session() -> None:
     given_up_s, niceness = time.monotonic() + _CHANGE_S, _SESSION_FIRST
     while time.monotonic() < given_up_s:
         try:
@@ -195,7 +195,7 @@ def in_real_time(pid: int | None = None) -> Iterator[None]:
             _share_again(thread, policy)
 
 
-def real_time_is_over(pid: int) -> None:
+def end_real_time(pid: int) -> None:
     """Reset real-time threads to normal after the process that raised them died."""
     for thread in _threads(pid):
         with suppress(OSError):
@@ -215,19 +215,19 @@ def _share_again(thread: int, policy: int) -> None:
         os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
-def be_prompt() -> None:
-    """Undo `give_way`."""
+def normal_priority() -> None:
+    """Undo `batch_priority`."""
     _change(os.SCHED_BATCH, os.SCHED_OTHER)
 
 
 @contextmanager
-def prompt() -> Iterator[None]:
+def high_priority() -> Iterator[None]:
     """For the block, in which a guest is paused: run at high priority."""
-    be_prompt()
+    normal_priority()
     try:
         yield
     finally:
-        give_way()
+        batch_priority()
 
 
 def _change(before: int, after: int) -> None:

@@ -47,7 +47,7 @@ class FrameLink:
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether nothing more can be sent."""
         return self._writer.is_closing()
 
     def abort(self) -> None:

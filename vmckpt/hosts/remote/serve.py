@@ -113,9 +113,9 @@ class _Server:
             task = asyncio.create_task(self._answer(frame))
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
-        elif frame.kind is RpcFrameKind.CANCEL and (asked := self._tasks.get(frame.number)):
+        elif frame.kind is RpcFrameKind.CANCEL and (running := self._tasks.get(frame.number)):
             # After it has begun: otherwise it would end without an answer, which is waited for.
-            asyncio.get_running_loop().call_soon(asked.cancel)
+            asyncio.get_running_loop().call_soon(running.cancel)
 
     async def _answer(self, frame: Frame) -> None:
         try:

@@ -91,10 +91,10 @@ class _Hello:
         require_within("protocol", self.protocol)
 
     @classmethod
-    def of(cls, said: object) -> "_Hello":
+    def of(cls, reply: object) -> "_Hello":
         """Raises ProtocolError."""
         try:
-            return convert(cls, said)
+            return convert(cls, reply)
         except MalformedError as exc:
             raise broken(f"its greeting: {exc}") from exc
 
@@ -248,7 +248,7 @@ class _Connection:
         self._name, self.greeting = name, greeting
         self._link = FrameLink(reader, writer, name, self._handle)
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._running: asyncio.Task[None] | None = None
         self.lost: LinkLostError | None = None
 
@@ -322,22 +322,22 @@ class _Connection:
 
     def _handle(self, frame: Frame) -> None:
         """Dispatch an answer."""
-        asked = self._asked.get(frame.number)
-        if asked is None or asked.done():
+        pending = self._pending.get(frame.number)
+        if pending is None or pending.done():
             return
         try:
             if frame.kind is RpcFrameKind.ANSWER:
-                asked.set_result(frame.json)
+                pending.set_result(frame.json)
             elif frame.kind is RpcFrameKind.ERROR:
-                asked.set_exception(_of_question(unpack_error(frame.json)))
+                pending.set_exception(_of_question(unpack_error(frame.json)))
         except ProtocolError as exc:
             # Only this answer's error: other requests over the connection are not affected.
-            asked.set_exception(exc)
+            pending.set_exception(exc)
 
     async def _ask(self, number: int, question: str, arguments: dict[str, Any]) -> Any:
         if self.lost is not None:
             raise self._again(self.lost)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             request = {"do": question, "with": arguments}
             async with asyncio.timeout(_limit_s(question, arguments)):
@@ -350,7 +350,7 @@ class _Connection:
         except TimeoutError:
             raise self._given_up(question) from None
         finally:
-            del self._asked[number]
+            del self._pending[number]
             if answer.done() and not answer.cancelled():
                 answer.exception()  # retrieved, although another error was raised
 
@@ -385,15 +385,15 @@ class _Connection:
         try:
             lost = await self._link.run()
             self.lost = self.lost or lost
-        except Exception as exc:  # noqa: BLE001 - no request may wait for good
+        except Exception as exc:  # noqa: BLE001 - no request may wait indefinitely
             self.lost = LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
                 remedy="report it, then try again",
             )
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(self._again(self.lost))
+        for pending in self._pending.values():
+            if not pending.done():
+                pending.set_exception(self._again(self.lost))
 
     @staticmethod
     def _again(lost: LinkLostError) -> LinkLostError:

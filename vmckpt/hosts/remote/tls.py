@@ -41,7 +41,7 @@ START_TIMEOUT_S = 30.0
 MOST_STRANGERS = 16
 _ACCEPT_AGAIN_S, _BACKLOG = 0.1, 128
 _LOOK_S = 0.5
-_ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
+_REQUEST, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
 
 
 Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -79,57 +79,55 @@ class _ListenAnswer:
             raise ValueError(f"{self.port} is not a port")
 
 
-async def have_listen(
-    target: Host, directory: Path, verb: Sequence[str] = ("link",)
-) -> TlsEndpoint:
-    """Start a listener on the migration address of `target`; `directory` is removed after its end.
+async def have_listen(host: Host, directory: Path, verb: Sequence[str] = ("link",)) -> TlsEndpoint:
+    """Start a listener on the migration address of `host`; `directory` is removed after its end.
 
     `verb` are the words of vmckpt's command there that listens. Raises OperationFailedError with
     the destination's own words.
     """
     token = secrets.token_hex(32)
-    first, last = target.migration_ports or (0, 0)
-    asked = _ListenRequest(target.migration_address, first, last, token)
-    await target.make_dir(directory)
-    await target.write_text(directory / _ASKED, json.dumps(builtins(asked)))
-    command = [*await target.own_command(), *verb, str(directory)]
-    listener = await target.spawn(command, directory / _LOG)
+    first, last = host.migration_ports or (0, 0)
+    request = _ListenRequest(host.migration_address, first, last, token)
+    await host.make_dir(directory)
+    await host.write_text(directory / _REQUEST, json.dumps(builtins(request)))
+    command = [*await host.own_command(), *verb, str(directory)]
+    listener = await host.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    while not await target.await_path(directory / _LISTENS, _LOOK_S):
-        alive = await target.is_alive(listener)
+    while not await host.await_path(directory / _LISTENS, _LOOK_S):
+        alive = await host.is_alive(listener)
         if not alive or asyncio.get_running_loop().time() > deadline:
-            words = (await target.read_text(directory / _LOG) or "").strip().splitlines()
-            await target.kill(listener)
-            await target.remove(directory)
+            words = (await host.read_text(directory / _LOG) or "").strip().splitlines()
+            await host.kill(listener)
+            await host.remove(directory)
             raise OperationFailedError(
-                f"{target.name} does not listen at {target.migration_address}",
+                f"{host.name} does not listen at {host.migration_address}",
                 why="; ".join(words[-3:]) or f"not within {START_TIMEOUT_S:g} s",
-                remedy=f"vmckpt host check {target.name}",
+                remedy=f"vmckpt host check {host.name}",
             )
     try:
-        said = convert(_ListenAnswer, parse(await target.read_text(directory / _LISTENS) or ""))
-        return TlsEndpoint(target.migration_address, said.port, said.fingerprint, token)
+        reply = convert(_ListenAnswer, parse(await host.read_text(directory / _LISTENS) or ""))
+        return TlsEndpoint(host.migration_address, reply.port, reply.fingerprint, token)
     except MalformedError as exc:
-        await target.kill(listener)
-        await target.remove(directory)
+        await host.kill(listener)
+        await host.remove(directory)
         raise OperationFailedError(
-            f"{target.name} does not say where it listens",
+            f"{host.name} does not say where it listens",
             why=str(exc),
-            remedy=f"vmckpt host check {target.name}",
+            remedy=f"vmckpt host check {host.name}",
         ) from exc
 
 
-async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
-    """A connection to the host `name`, which listens at `place`. Raises HostDownError."""
+async def open_link(name: str, endpoint: TlsEndpoint) -> ServeConnection:
+    """A connection to the host `name`, which listens at `endpoint`. Raises HostDownError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # Its fingerprint identifies it, not a name or a CA.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    where = f"{place.address} port {place.port}"
+    where = f"{endpoint.address} port {endpoint.port}"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
-                place.address, place.port, ssl=context, limit=READ_AHEAD_BYTES
+                endpoint.address, endpoint.port, ssl=context, limit=READ_AHEAD_BYTES
             )
     except (OSError, TimeoutError) as exc:
         raise HostDownError(
@@ -138,14 +136,14 @@ async def open_link(name: str, place: TlsEndpoint) -> ServeConnection:
             remedy="check the network between the hosts, and their firewalls",
         ) from exc
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    if not hmac.compare_digest(sha256(shown).hexdigest(), place.fingerprint):
+    if not hmac.compare_digest(sha256(shown).hexdigest(), endpoint.fingerprint):
         writer.transport.abort()
         raise HostDownError(
             f"the process that listens at {where} is not {name}",
             why="it shows another certificate",
             remedy="find out who it is; nothing was sent there",
         )
-    writer.write(f"{place.token}\n".encode())
+    writer.write(f"{endpoint.token}\n".encode())
     return ServeConnection(reader, writer, partial(_refused, name, where))
 
 
@@ -173,11 +171,11 @@ async def listen(directory: Path, state_dir: Path) -> None:
 
 def token_of(directory: Path) -> str:
     """The token that visitors must present; read it before `listening`."""
-    return _asked(directory).token
+    return _read_request(directory).token
 
 
-def _asked(directory: Path) -> _ListenRequest:
-    return convert(_ListenRequest, parse((directory / _ASKED).read_text()))
+def _read_request(directory: Path) -> _ListenRequest:
+    return convert(_ListenRequest, parse((directory / _REQUEST).read_text()))
 
 
 class Listener:
@@ -249,8 +247,8 @@ class Listener:
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol, sock, ssl=self._context
                 )
-                said = await reader.readline()
-            if not hmac.compare_digest(said.strip(), self._token.encode()):
+                reply = await reader.readline()
+            if not hmac.compare_digest(reply.strip(), self._token.encode()):
                 return
             me = asyncio.current_task()
             if me is not None and me in self._strangers:
@@ -273,8 +271,8 @@ async def listening(directory: Path, visit: Visit) -> Listener:
 
     Raises OperationFailedError.
     """
-    asked = _asked(directory)
-    (directory / _ASKED).unlink()
+    request = _read_request(directory)
+    (directory / _REQUEST).unlink()
     one_time = make_one_time()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -282,10 +280,10 @@ async def listening(directory: Path, visit: Visit) -> Listener:
     replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    sock = await _bind(asked.address, (asked.first, asked.last))
-    listener = Listener(sock, context, asked.token, visit)
-    told = _ListenAnswer(listener.port, one_time.fingerprint)
-    replace(directory / _LISTENS, json.dumps(builtins(told)))
+    sock = await _bind(request.address, (request.first, request.last))
+    listener = Listener(sock, context, request.token, visit)
+    answer = _ListenAnswer(listener.port, one_time.fingerprint)
+    replace(directory / _LISTENS, json.dumps(builtins(answer)))
     return listener
 
 

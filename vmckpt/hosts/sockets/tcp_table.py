@@ -43,8 +43,8 @@ def _connections(tables: str) -> list[tuple[int, int, str]]:
     If others come and go while the table is read, the kernel may list one twice.
     """
     rows = [line.split() for line in tables.splitlines()]
-    told = {(row[1], row[2]): row[4] for row in rows if len(row) > 4 and row[3] == ESTABLISHED}
-    return [(_port(local), _port(remote), queues) for (local, remote), queues in told.items()]
+    states = {(row[1], row[2]): row[4] for row in rows if len(row) > 4 and row[3] == ESTABLISHED}
+    return [(_port(local), _port(remote), queues) for (local, remote), queues in states.items()]
 
 
 def _port(address: str) -> int:

@@ -39,8 +39,8 @@ def followed(path: Path) -> Path:
 
 def listens_as(sock: socket.socket) -> int:
     """The user at the other end: the one who called listen(2) on that socket (unix(7))."""
-    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(said)[1])
+    reply = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(reply)[1])
 
 
 def _connected(path: str) -> socket.socket:

@@ -76,7 +76,7 @@ def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -
 def runs_nothing(name: str, exc: Exception) -> HostDownError:
     """Logged in, but no command can be started."""
     return HostDownError(
-        f"{name} does not let us run a command",
+        f"{name} refuses to run a command",
         why=str(exc) or "it closed the connection",
         remedy="look at its sshd: MaxSessions, ForceCommand, the user's shell",
     )

@@ -16,7 +16,7 @@ from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S, SSH_PORT, Settings, rea
 
 AUTH_TIMEOUT_S = 30.0
 MOST_JUMPS = 8
-_LAST_WORDS_S = 1.0
+_LAST_LINES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _end(client: paramiko.SSHClient) -> None:
     transport = client.get_transport()
     client.close()
     if transport is not None and transport.is_alive():
-        transport.join(_LAST_WORDS_S)
+        transport.join(_LAST_LINES_S)
 
 
 def _dial(

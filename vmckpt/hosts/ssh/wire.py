@@ -23,7 +23,7 @@ _CHUNK_BYTES = 64 << 10
 _NOT_FOUND = 127
 # paramiko's status of a channel whose connection is gone.
 _NO_STATUS = -1
-_LAST_WORDS_S = 1.0
+_LAST_LINES_S = 1.0
 _START_TIMEOUT_S = 20.0
 # Our errors contain what it logs, without the tracebacks.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
@@ -71,7 +71,7 @@ def _carry_in(login: Login, channel: paramiko.Channel, sock: socket.socket) -> N
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     # The reason for its end may still be in flight.
-    channel.status_event.wait(_LAST_WORDS_S)
+    channel.status_event.wait(_LAST_LINES_S)
     login.close()
 
 
@@ -92,7 +92,7 @@ async def _why_silent(name: str, command: str, channel: paramiko.Channel) -> Hos
 
 
 def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
-    channel.status_event.wait(_LAST_WORDS_S)
+    channel.status_event.wait(_LAST_LINES_S)
     status = channel.exit_status if channel.exit_status_ready() else None
     if status == _NO_STATUS:
         return HostDownError(

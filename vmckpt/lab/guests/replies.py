@@ -61,7 +61,7 @@ class DiskCheck:
     """A check of every record of the ring's last lap, up to the last acknowledged, `seq`.
 
     `wrong` are those missing or damaged, the first being `first_wrong` (0: none); `errors` counts
-    all faults since boot, and counts a record anew with every check that finds it wrong.
+    all faults since boot, and counts a record again with every check that finds it wrong.
     """
 
     records: int
@@ -132,12 +132,12 @@ def parse_fields(request: str, line: str) -> dict[str, str]:
 
 def parse_reply(kind: type[Reply], request: str, line: str) -> Reply:
     """An `ok` line as `kind`; raises as parse_fields does, and so for a field that is missing."""
-    said = parse_fields(request, line)
+    reply = parse_fields(request, line)
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     try:
         for field in dataclasses.fields(kind):
-            text = said[field.name]
+            text = reply[field.name]
             # bool is converted via int: the guest sends 0 and 1.
             values[field.name] = text if hints[field.name] is str else hints[field.name](int(text))
     except (KeyError, ValueError) as error:

@@ -50,7 +50,7 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmckpt"
 
 
-def check_look(look: MachineKit) -> None:
+def check_kit(kit: MachineKit) -> None:
     """Raises RefusedError if it is clear beforehand that such hosts cannot be created."""
     if os.geteuid() != 0:
         raise RefusedError(
@@ -58,10 +58,10 @@ def check_look(look: MachineKit) -> None:
             why="they have mounts and processes of their own, which takes root",
             remedy="run it as root, or make a lab without --real",
         )
-    if not (look.packages / "usr/sbin/sshd").is_file():
+    if not (kit.packages / "usr/sbin/sshd").is_file():
         raise RefusedError(
             "hosts that look like machines cannot be made",
-            why=f"{look.packages} does not hold the packages that they need",
+            why=f"{kit.packages} does not hold the packages that they need",
             remedy="run 'python3 images/hosts.py 11.3' in vmckpt's sources; it prints their folder",
         )
 
@@ -79,7 +79,7 @@ async def begin(
     switch: int,
     names: Sequence[str],
     qemus: Sequence[Path],
-    look: MachineKit,
+    kit: MachineKit,
 ) -> Begun:
     """Start the hosts' first processes. Raises RefusedError, OperationFailedError."""
     directory = namespaces.directory
@@ -90,7 +90,7 @@ async def begin(
             remedy="run it as the root of the machine, or make a lab without --real",
         )
     management = await lay_cable(directory, switch)
-    machines = _plan(directory, management, names, qemus, look)
+    machines = _plan(directory, management, names, qemus, kit)
     machines[0].shared.mkdir()
     for machine in machines:
         machine.folder.mkdir(mode=0o700)
@@ -140,22 +140,22 @@ def require_alive(namespaces: Namespaces, begun: Begun) -> None:
 
 
 def _plan(
-    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: MachineKit
+    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], kit: MachineKit
 ) -> list[LabMachine]:
-    places = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
+    addresses = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
     return [
         LabMachine(
             name=name,
             folder=directory / name,
-            packages=look.packages.resolve(),
+            packages=kit.packages.resolve(),
             uuid=str(uuid.uuid4()),
             address=address(management, number),
-            migration_address=places[name],
+            migration_address=addresses[name],
             shared=directory / "shared",
             seen=(*_seen(qemu), heartbeats_socket(directory).parent),
             programs=_programs(qemu),
-            names=places,
-            bare=look.bare,
+            names=addresses,
+            bare=kit.bare,
         )
         for number, (name, qemu) in enumerate(zip(names, qemus, strict=True), start=1)
     ]

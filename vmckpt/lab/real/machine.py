@@ -15,7 +15,7 @@ SSH_PORT = 22
 class LabMachine:
     """The plan of a host.
 
-    `folder`: its own on this machine: `ssh` with its keys, and what lies behind its directories.
+    `folder`: its folder on this machine: `ssh` with its keys, and the content of its directories.
     `packages`: see images/hosts.py. `seen`: folders of this machine that it sees, read-only, at the
     same path; `shared`: one that all hosts see and write. `programs`: paths that are links to
     programs. `names`: every host's, with the address that its name stands for.

@@ -126,6 +126,6 @@ def _has(address: str) -> bool:
     return True
 
 
-def _answers(family: socket.AddressFamily, place: str | tuple[str, int]) -> bool:
+def _answers(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:
     with socket.socket(family) as client:
-        return client.connect_ex(place) == 0
+        return client.connect_ex(address) == 0

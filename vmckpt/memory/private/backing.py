@@ -58,7 +58,7 @@ def _pieces(pid: int, span: Span) -> Iterator[_Piece]:
 
 
 def _opened(pid: int, piece: _Piece) -> int:
-    """A descriptor for its file, which may have no name any more."""
+    """A descriptor for its file, which may no longer have a name."""
     by_name = ""
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
@@ -71,5 +71,5 @@ def _opened(pid: int, piece: _Piece) -> int:
     if by_name:
         return os.open(by_name, os.O_RDONLY | os.O_CLOEXEC)
     raise FileNotFoundError(
-        errno.ENOENT, f"the file at {piece.start:#x} is not open in process {pid} any more"
+        errno.ENOENT, f"the file at {piece.start:#x} is no longer open in process {pid}"
     )

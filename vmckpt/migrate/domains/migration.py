@@ -11,11 +11,11 @@ from vmckpt.errors import (
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
-from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import MigrateCall, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
@@ -35,38 +35,40 @@ from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 
 
 async def migrate(
-    domain: Domain, target: Host, options: MigrationOptions, emit: Emit
+    domain: Domain, destination: Host, options: MigrationOptions, emit: Emit
 ) -> MigrationReport:
-    """Have libvirt move the running domain to `target`; returns when it runs only there.
+    """Have libvirt move the running domain to `destination`; returns when it runs only there.
 
     Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
     BusyError, OperationFailedError or TimedOutError (undone: the domain is on the source),
     CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends
     reported).
     """
-    source, action = domain.host, f"migrate to {target.name}"
+    source, action = domain.host, f"migrate to {destination.name}"
     async with (
-        recorded(request_of(domain.name, (source, target), options), options, emit) as run,
+        recorded(request_of(domain.name, (source, destination), options), options, emit) as run,
         dead_mans_switch(domain.name, run.id),
-        locked(domain.name, (source, target), action, run.id),
+        locked(domain.name, (source, destination), action, run.id),
     ):
         if options.in_turn:  # its drain marks the host first, then looks for locks
-            await require_open(target)
+            await require_open(destination)
         await make_room(domain.name)
-        async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
+        async with AsyncExitStack() as stack, libvirtds(source, destination) as (here, there):
             domain = await seen_again(domain, here)
             # The second session, for the long call, is opened during the queries.
             checked, caller = await both(
                 preflight(domain, here, there, options),
                 stack.enter_async_context(libvirtd(source)),
             )
-            way = checked.require(domain.name, target.name)
-            request = build(checked.options, *way, checked.held_mib_per_s)
+            route = checked.require(domain.name, destination.name)
+            request = build(checked.options, *route, checked.held_mib_per_s)
             run.begin(checked.options, checked.checks)
-            migration = DomainMigration(domain, target, checked, run)
+            migration = DomainMigration(domain, destination, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
             turns = checked.options.in_turn
-            async with on_the_link(source, target, run.id, limit, run.note, in_turn=turns) as link:
+            async with on_the_link(
+                source, destination, run.id, limit, run.note, in_turn=turns
+            ) as link:
                 report = await migration.run((here, caller), request, link)
         return run.end(report, checked.checks)
 
@@ -75,16 +77,16 @@ class DomainMigration:
     """One migration that has passed its checks."""
 
     def __init__(
-        self, domain: Domain, target: Host, checked: DomainPreflight, run: MigrationRun
+        self, domain: Domain, destination: Host, checked: DomainPreflight, run: MigrationRun
     ) -> None:
         self._domain, self._checked, self._run = domain, checked, run
-        self._ends = (domain.host, target)
+        self._ends = (domain.host, destination)
         self._journal = DomainJournal(
             run=run.id,
             vm=domain.name,
             uuid=domain.uuid,
             source=domain.host.name,
-            target=target.name,
+            target=destination.name,
             persistent=domain.seen.persistent,
             disks=tuple(
                 MovedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
@@ -95,7 +97,7 @@ class DomainMigration:
             max_downtime_ms=checked.options.max_downtime_ms,
             has_tpm=domain.description.has_tpm,
         )
-        self._downtime = GuestDowntime(target, run.note)
+        self._downtime = GuestDowntime(destination, run.note)
         self._began_s = self._ended_s = time.monotonic()
 
     async def run(
@@ -150,10 +152,12 @@ class DomainMigration:
         move, view = await settle(
             self._journal, self._ends, lambda text: self._run.note("rescue", text)
         )
-        if move is DomainMove.TARGET_OWNS:
+        if move is DomainMove.DESTINATION_OWNS:
             return None
         if move is DomainMove.LOST:
-            await bury(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
+            await settle_lost(
+                self._journal, view, self._ends, lambda text: self._run.note("lost", text)
+            )
             return lost(self._journal, view, self._ends)
         if move is not DomainMove.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)
@@ -166,14 +170,18 @@ class DomainMigration:
 
     async def _conclude(self, source: Libvirtd, transfer: DomainTransfer) -> MigrationReport:
         self._begin("release")
-        await leave_on_target(
+        await leave_on_destination(
             self._journal,
             self._ends,
             lambda text: self._run.note("left-behind", text),
             session=source,
         )
         total_time_s = self._run.elapsed_s()
-        heard, last, options = await self._downtime.result(), transfer.last, self._checked.options
+        guest_silence, last, options = (
+            await self._downtime.result(),
+            transfer.last,
+            self._checked.options,
+        )
         method = "postcopy" if transfer.postcopy else "precopy"
         return MigrationReport(
             run=self._run.id,
@@ -187,16 +195,16 @@ class DomainMigration:
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._ended_s - self._began_s, 4),
             downtime_ms=last.downtime_ms,
-            guest_downtime_ms=heard.downtime_ms,
-            guest_silent_ms=heard.silent_ms,
-            heartbeats_lost=heard.heartbeats_lost,
+            guest_downtime_ms=guest_silence.downtime_ms,
+            guest_silent_ms=guest_silence.silent_ms,
+            heartbeats_lost=guest_silence.heartbeats_lost,
             blocktime_ms=None,
             transferred_bytes=last.transferred_bytes,
             rounds=transfer.rounds,
             warnings=(),
             run_record="",
             channels=options.requested_channels or 1,
-            guest_downtime_by=heard.by,
+            guest_downtime_by=guest_silence.by,
         )
 
     async def _probe(self, session: Libvirtd) -> Echo | None:

@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.domains.settle import settle_off, unknown
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.whereabouts import DomainMove
 from vmckpt.migrate.locks import locked
 from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, request_of
@@ -26,31 +26,31 @@ Ends = tuple[Host, Host]
 
 
 async def move_off(
-    domain: Domain, target: Host, options: MigrationOptions, emit: Emit
+    domain: Domain, destination: Host, options: MigrationOptions, emit: Emit
 ) -> MigrationReport:
-    """Have libvirt define the stopped domain at `target`, and no longer here.
+    """Have libvirt define the stopped domain at `destination`, and no longer here.
 
     Raises RefusedError (nothing was changed), BusyError, OperationFailedError (it is here),
     CancelledByUserError (likewise), OutcomeUnknownError (says what both ends reported).
     """
-    ends = domain.host, target
+    ends = domain.host, destination
     async with (
         recorded(request_of(domain.name, ends, options), options, emit) as run,
         dead_mans_switch(domain.name, run.id),
-        locked(domain.name, ends, f"migrate to {target.name}", run.id),
+        locked(domain.name, ends, f"migrate to {destination.name}", run.id),
         libvirtds(*ends) as (here, there),
     ):
         await make_room(domain.name)
         domain = await seen_again(domain, here)
         checked = await preflight_off(domain, here, there, options)
-        way = checked.require(domain.name, target.name)
+        route = checked.require(domain.name, destination.name)
         run.begin(checked.options, checked.checks)
         journal = DomainJournal(
             run=run.id,
             vm=domain.name,
             uuid=domain.uuid,
             source=domain.host.name,
-            target=target.name,
+            target=destination.name,
             persistent=True,
             known_to_target=checked.known_to_target,
             offline=True,
@@ -60,7 +60,7 @@ async def move_off(
         await journal.write()
         try:
             # It takes a moment, and cannot be cancelled.
-            await to_the_end(here.migrate(domain.uuid, *build(checked.options, *way)))
+            await to_the_end(here.migrate(domain.uuid, *build(checked.options, *route)))
         except (asyncio.CancelledError, VmckptError) as exc:
             if (meant := await to_the_end(_meaning(journal, ends, run, exc))) is not None:
                 raise meant from (None if meant is exc else exc)
@@ -73,7 +73,7 @@ async def _meaning(
 ) -> BaseException | None:
     """What an error means, after cleanup; None: the domain is on the destination."""
     move, view = await settle_off(journal, ends)
-    if move is DomainMove.TARGET_OWNS:
+    if move is DomainMove.DESTINATION_OWNS:
         return None
     if move is not DomainMove.SOURCE_OWNS:
         return await unknown(journal, move, view, ends)
@@ -86,7 +86,7 @@ async def _meaning(
 async def _conclude(
     journal: DomainJournal, ends: Ends, run: MigrationRun, checked: DomainPreflight, took_s: float
 ) -> MigrationReport:
-    await leave_on_target(journal, ends, lambda text: run.note("left-behind", text))
+    await leave_on_destination(journal, ends, lambda text: run.note("left-behind", text))
     report = MigrationReport(
         run=run.id,
         vm=name_there(journal.vm, checked.options.at_target),

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_host
-from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import restore_downtime_limit
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
     describe,
-    look,
+    inspect,
     lost,
     settle,
     settle_off,
     unknown,
 )
-from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.settle_lost import settle_lost
+from vmckpt.migrate.domains.tidy import leave_on_destination, leave_on_source
 from vmckpt.migrate.domains.whereabouts import DomainMove, decide_left
 from vmckpt.migrate.locks import wait_for_locks
 from vmckpt.migrate.outcome.recover import FINISHED, UNDONE, Recovery
@@ -55,14 +55,14 @@ async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery 
         finally:
             releasing.cancel()
             await asyncio.wait({releasing})
-        if move is DomainMove.TARGET_OWNS:
-            await leave_on_target(journal, ends, note)
+        if move is DomainMove.DESTINATION_OWNS:
+            await leave_on_destination(journal, ends, note)
             where, outcome = ends[1], FINISHED
         elif move is DomainMove.SOURCE_OWNS:
             await leave_on_source(journal, ends[1], note)
             where, outcome = ends[0], UNDONE
         elif move is DomainMove.LOST:
-            await bury(journal, view, ends, note)
+            await settle_lost(journal, view, ends, note)
             raise lost(journal, view, ends)
         else:
             raise await unknown(journal, move, view, ends)
@@ -104,13 +104,13 @@ async def _tidy(left: DomainJournal, note: Callable[[str], None]) -> None:
 async def _tidy_held(
     left: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
-    view = await look(left.uuid, ends)
+    view = await inspect(left.uuid, ends)
     has_it = decide_left(view, moved=left.moved)
     if has_it is DomainMove.WAIT:
         seen = describe(view, ends)
         note(f"what is left of '{left.vm}' on {left.untidy} is removed later: {seen}")
-    elif has_it is DomainMove.TARGET_OWNS and left.moved:
-        await leave_on_target(left, ends, note, patience_s=0.0)
+    elif has_it is DomainMove.DESTINATION_OWNS and left.moved:
+        await leave_on_destination(left, ends, note, patience_s=0.0)
     elif has_it is DomainMove.SOURCE_OWNS and left.stayed:
         await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:

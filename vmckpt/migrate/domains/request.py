@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vmckpt.hosts.sockets.uri import in_uri
 from vmckpt.migrate.domains import hold
 from vmckpt.options.migration import Method, MigrationOptions
-from vmckpt.preflight.domains.checks import Cargo, Route
+from vmckpt.preflight.domains.checks import Contents, Route
 from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.vm.domains.flags import MigrateFlag
 
@@ -23,14 +23,14 @@ class MigrateCall(NamedTuple):
 
 
 def build(
-    options: MigrationOptions, route: Route, cargo: Cargo, held_mib_per_s: int = 0
+    options: MigrationOptions, route: Route, contents: Contents, held_mib_per_s: int = 0
 ) -> MigrateCall:
     """The call for these options, with "auto" already resolved. Pure.
 
     `held_mib_per_s`: see hold.py; 0: QEMU uses its own measurement.
     """
     there = options.at_target
-    said: dict[str, Parameter | None] = {
+    reply: dict[str, Parameter | None] = {
         "migrate_uri": _uri(route.address, route.memory_port),
         "bandwidth": _mib_or_none(options.bandwidth_bytes_per_s),
         "bandwidth.postcopy": _mib_or_none(options.postcopy_bandwidth_bytes_per_s),
@@ -46,43 +46,43 @@ def build(
         "destination_xml": there.xml if there else None,
         "persistent_xml": there.persistent_xml if there else None,
         "graphics_uri": there.graphics_uri if there else None,
-        **_disks(route, cargo),
+        **_disks(route, contents),
     }
-    parameters = {name: value for name, value in said.items() if value is not None}
-    return MigrateCall(route.to_libvirtd, parameters, _flags(options, cargo))
+    parameters = {name: value for name, value in reply.items() if value is not None}
+    return MigrateCall(route.to_libvirtd, parameters, _flags(options, contents))
 
 
-def _flags(options: MigrationOptions, cargo: Cargo) -> MigrateFlag:
+def _flags(options: MigrationOptions, contents: Contents) -> MigrateFlag:
     wanted = {
         MigrateFlag.PEER2PEER: True,
         MigrateFlag.LIVE: not (options.offline or options.method is Method.STOP),
         MigrateFlag.OFFLINE: options.offline,
-        MigrateFlag.PERSIST_DEST | MigrateFlag.UNDEFINE_SOURCE: cargo.persistent,
+        MigrateFlag.PERSIST_DEST | MigrateFlag.UNDEFINE_SOURCE: contents.persistent,
         MigrateFlag.POSTCOPY: options.may_postcopy,
         MigrateFlag.AUTO_CONVERGE: options.auto_converge,
         MigrateFlag.PARALLEL: options.requested_channels is not None,
         MigrateFlag.COMPRESSED: options.compression is not None,
         MigrateFlag.ZEROCOPY: options.zero_copy,
         MigrateFlag.ABORT_ON_ERROR: options.abort_on_error,
-        MigrateFlag.TLS: cargo.encrypted,
-        MigrateFlag.UNSAFE: cargo.proved_shared,
-        MigrateFlag.NON_SHARED_DISK: bool(cargo.copied_disks),
-        MigrateFlag.NON_SHARED_SYNCHRONOUS_WRITES: bool(cargo.copied_disks)
+        MigrateFlag.TLS: contents.encrypted,
+        MigrateFlag.UNSAFE: contents.proved_shared,
+        MigrateFlag.NON_SHARED_DISK: bool(contents.copied_disks),
+        MigrateFlag.NON_SHARED_SYNCHRONOUS_WRITES: bool(contents.copied_disks)
         and options.synchronous_writes,
     }
     return reduce(or_, (flag for flag, on in wanted.items() if on))
 
 
-def _disks(route: Route, cargo: Cargo) -> dict[str, Parameter]:
-    if not cargo.copied_disks:
+def _disks(route: Route, contents: Contents) -> dict[str, Parameter]:
+    if not contents.copied_disks:
         return {}
-    names = list(cargo.copied_disks)
+    names = list(contents.copied_disks)
     zeroes: dict[str, Parameter] = {"migrate_disks_detect_zeroes": names}
     return {
         "migrate_disks": names,
         "disks_uri": _uri(route.address, route.disks_port),
         # To keep sparse images sparse.
-        **(zeroes if cargo.detects_zeroes else {}),
+        **(zeroes if contents.detects_zeroes else {}),
     }
 
 

@@ -20,8 +20,8 @@ from vmckpt.migrate.domains.whereabouts import (
     EndState,
     decide,
     decide_off,
+    end_state,
     is_orphan,
-    place,
 )
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
@@ -47,7 +47,7 @@ async def settle(
     """
     waited_for, since_s = None, time.monotonic()
     while True:
-        view = await look(journal.uuid, ends)
+        view = await inspect(journal.uuid, ends)
         move = decide(view)
         if move is not DomainMove.WAIT:
             return move, view
@@ -69,7 +69,7 @@ async def settle_off(
     """
     since_s, before = time.monotonic(), None
     while True:
-        view = await look(journal.uuid, ends)
+        view = await inspect(journal.uuid, ends)
         if view != before:
             since_s, before = time.monotonic(), view
         move = decide_off(view, known_to_target=journal.known_to_target)
@@ -84,14 +84,14 @@ async def settle_off(
 def _patience_s(view: DomainView) -> float:
     if is_orphan(view):
         return ORPHAN_S
-    return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.target) else SILENT_S
+    return POSTCOPY_S if EndState.POSTCOPY in (view.source, view.destination) else SILENT_S
 
 
-async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
+async def inspect(uuid: str, ends: tuple[Host, Host]) -> DomainView:
     """What both ends report now."""
-    source, target = ends
+    source, destination = ends
     (at_source, job), (at_target, _) = await asyncio.gather(
-        _ask(uuid, source, is_source=True), _ask(uuid, target, is_source=False)
+        _ask(uuid, source, is_source=True), _ask(uuid, destination, is_source=False)
     )
     return DomainView(at_source, at_target, job)
 
@@ -99,19 +99,19 @@ async def look(uuid: str, ends: tuple[Host, Host]) -> DomainView:
 async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[EndState, bool]:
     try:
         async with libvirtd(host) as session:
-            return await look_at(session, uuid, is_source=is_source)
+            return await inspect_end(session, uuid, is_source=is_source)
     except HostDownError:
         return EndState.SILENT, False
 
 
-async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
+async def inspect_end(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[EndState, bool]:
     """What one end reports, and (for a source) whether it works on the domain.
 
     A source that reports on the domain but not whether it works on it has it locked, or is silent:
     that happens while it works. A destination is not asked: that of a broken post-copy would never
     answer. Raises HostDownError.
     """
-    where = await _place(session, uuid)
+    where = await _end_state(session, uuid)
     if where in (EndState.OFF, EndState.ABSENT) or not is_source:
         return where, False
     try:
@@ -125,18 +125,21 @@ async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[End
         locked = exc.code == ErrorCode.OPERATION_TIMEOUT
         return EndState.LOCKED if locked else EndState.SILENT, False
     # The job may have ended between the two queries, and the domain may have moved with that.
-    return await _place(session, uuid), False
+    return await _end_state(session, uuid), False
 
 
-async def _place(session: Libvirtd, uuid: str) -> EndState:
+async def _end_state(session: Libvirtd, uuid: str) -> EndState:
     found = await session.condition(uuid)
-    return EndState.ABSENT if found is None else place(*found)
+    return EndState.ABSENT if found is None else end_state(*found)
 
 
 def describe(view: DomainView, ends: tuple[Host, Host]) -> str:
     """Both ends, in words."""
-    source, target = ends
-    text = f"on {source.name} it {view.source.value}, on {target.name} it {view.target.value}"
+    source, destination = ends
+    text = (
+        f"on {source.name} it {view.source.value}, on {destination.name} it "
+        f"{view.destination.value}"
+    )
     return text.replace("it does not answer", "libvirtd does not answer")
 
 
@@ -155,36 +158,41 @@ async def unknown(
     """The error if it is unknown who has it; it names those of its QEMUs that are alive, if
     known.
     """
-    source, target = ends
+    source, destination = ends
     again = f"vmckpt migrate --recover {quote(journal.vm)}"
-    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (view.source, view.target):
+    if move is DomainMove.BROKEN_POSTCOPY or EndState.POSTCOPY_FAILED in (
+        view.source,
+        view.destination,
+    ):
         return OutcomeUnknownError(
-            f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
+            f"'{journal.vm}' waits on {destination.name} for memory that is still on {source.name}",
             why=f"{describe(view, ends)}; libvirt's way to rejoin them "
             "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon there (seen with 11.3), so "
             "vmckpt does not use it",
             remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
             f"can, virsh migrate --postcopy-resume; else give its memory up: virsh destroy it on "
-            f"{source.name}, then {again} leaves it stopped on {target.name}",
+            f"{source.name}, then {again} leaves it stopped on {destination.name}",
         )
     silent = [
         host
-        for host, where in zip(ends, (view.source, view.target), strict=True)
+        for host, where in zip(ends, (view.source, view.destination), strict=True)
         if where is EndState.SILENT
     ]
     seen = [await _processes(journal.uuid, host) for host in silent]
-    if EndState.LOCKED in (view.source, view.target):
+    if EndState.LOCKED in (view.source, view.destination):
         remedy = (
-            f"wait, then: {again}; if it stays so: systemctl restart libvirtd on {source.name} "
+            f"wait, then: {again}; if that does not help: systemctl restart libvirtd on "
+            f"{source.name} "
             "(its QEMUs live on)"
         )
     elif silent:
         names = " and ".join(host.name for host in silent)
         remedy = f"the guest was not started twice; start libvirtd on {names}, then run: {again}"
-    elif view.source is EndState.WAITING and view.target in (EndState.OFF, EndState.ABSENT):
+    elif view.source is EndState.WAITING and view.destination in (EndState.OFF, EndState.ABSENT):
         remedy = (
             f"it was sent, and {source.name} does not know whether it started: if the log of "
-            f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "
+            f"its QEMU on {destination.name} shows that it did not, virsh resume it on "
+            f"{source.name}, "
             f"else virsh destroy it there; then: {again}"
         )
     else:

@@ -18,7 +18,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
+from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, inspect_end
 from vmckpt.migrate.domains.whereabouts import EndState
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -32,7 +32,7 @@ FORGET_S = 60.0
 
 async def leave_on_source(
     journal: DomainJournal,
-    target: Host,
+    destination: Host,
     note: Callable[[str], None],
     *,
     patience_s: float = SILENT_S,
@@ -44,25 +44,30 @@ async def leave_on_source(
     """
     try:
         if not journal.known_to_target:
-            await _undefined(journal, target, note, patience_s)
-        await remove_files(target, journal.run, journal.disks)
+            await _undefined(journal, destination, note, patience_s)
+        await remove_files(destination, journal.run, journal.disks)
     except (HostDownError, OutcomeUnknownError, StorageError) as exc:
-        note(_left_to_the_next(journal, target, exc))
+        note(_left_to_the_next(journal, destination, exc))
         await _keep(replace(journal, stayed=True), note)
     else:
         await journal.remove()
 
 
 async def _undefined(
-    journal: DomainJournal, target: Host, note: Callable[[str], None], patience_s: float
+    journal: DomainJournal, destination: Host, note: Callable[[str], None], patience_s: float
 ) -> None:
     try:
-        await _patiently(target, None, patience_s, lambda asked: give_back(asked, journal))
+        await _patiently(
+            destination,
+            None,
+            patience_s,
+            lambda libvirt_session: give_back(libvirt_session, journal),
+        )
     except (LibvirtRefusedError, RefusedError) as exc:
-        note(f"a definition of it may stay on {target.name}: {exc}")
+        note(f"a definition of it may stay on {destination.name}: {exc}")
 
 
-async def leave_on_target(
+async def leave_on_destination(
     journal: DomainJournal,
     ends: tuple[Host, Host],
     note: Callable[[str], None],
@@ -75,20 +80,22 @@ async def leave_on_target(
     `session` is an open one with the source's libvirtd, if any. A source that is silent for longer
     than `patience_s` is left to the next command on the domain: the journal stays.
     """
-    source, target = ends
+    source, destination = ends
     if not journal.moved:
-        await _take_along(journal, target, note)
+        await _take_along(journal, destination, note)
         journal = replace(journal, moved=True)
         if journal.disks:
             await _keep(journal, note)
     try:
-        await hand_over_files(source, target, journal.run, journal.disks, note)
+        await hand_over_files(source, destination, journal.run, journal.disks, note)
         # They must never be removed again: the domain may return to where they were.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
     try:
-        await _patiently(source, session, patience_s, lambda asked: forget(asked, journal))
+        await _patiently(
+            source, session, patience_s, lambda libvirt_session: forget(libvirt_session, journal)
+        )
     except (HostDownError, OutcomeUnknownError) as exc:
         note(_left_to_the_next(journal, source, exc))
         await _keep(journal, note)
@@ -107,17 +114,19 @@ async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
         note(str(exc))
 
 
-async def _take_along(journal: DomainJournal, target: Host, note: Callable[[str], None]) -> None:
+async def _take_along(
+    journal: DomainJournal, destination: Host, note: Callable[[str], None]
+) -> None:
     """Remove what earlier migrations left on other hosts while the destination has the domain."""
     for left in await DomainJournal.all_left(journal.vm):
         if left.run == journal.run:
             continue
         try:
-            if left.untidy != target.name:
-                await left.held_by(target.name).write()
+            if left.untidy != destination.name:
+                await left.held_by(destination.name).write()
                 continue
             if left.stayed:
-                await keep_files(target, left.run, left.disks)
+                await keep_files(destination, left.run, left.disks)
             await left.remove()
         except (HostDownError, StorageError) as exc:
             note(f"what run {left.run} left on {left.untidy} may stay there: {exc}")
@@ -141,8 +150,8 @@ async def _patiently(
     async def attempt() -> None:
         nonlocal session
         given, session = session, None  # do not reuse a failed session
-        async with nullcontext(given) if given else libvirtd(host) as asked:
-            await work(asked)
+        async with nullcontext(given) if given else libvirtd(host) as libvirt_session:
+            await work(libvirt_session)
 
     await retry(attempt, (HostDownError, OutcomeUnknownError), every_s=POLL_S, within_s=patience_s)
 
@@ -154,14 +163,15 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
     in that moment ends its QEMU at its next start, but keeps the definition. Raises HostDownError;
     OutcomeUnknownError while the domain still waits there for the migration.
     """
-    where, _ = await look_at(session, journal.uuid, is_source=False)
+    where, _ = await inspect_end(session, journal.uuid, is_source=False)
     if where is EndState.OFF:
         await _undefine(session, journal)
     elif where is EndState.WAITING:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
-            why=f"to it the domain {where.value}",
-            remedy=f"if it stays so, see its log on {journal.target}: journalctl -u libvirtd",
+            why=f"it reports that the domain {where.value}",
+            remedy=f"if that does not change, see its log on {journal.target}: journalctl -u "
+            "libvirtd",
         )
 
 
@@ -174,7 +184,7 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
     """
     given_up_s = time.monotonic() + FORGET_S
     while True:
-        where, job = await look_at(session, journal.uuid, is_source=True)
+        where, job = await inspect_end(session, journal.uuid, is_source=True)
         if where is EndState.ABSENT:
             return
         if where is EndState.OFF:

@@ -124,13 +124,13 @@ class DomainTransfer:
         while True:
             # The call itself reports how it ended; a domain that has moved may be gone before that.
             with suppress(LibvirtRefusedError, HostDownError, NotFoundError):
-                await self._look()
+                await self._poll()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._sample_s):
                     self.last = await jobs.get()
                     return  # libvirt finishes the rest
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         job = await self._source.job(self._uuid)
         if not job.active:
             return
@@ -191,8 +191,8 @@ class DomainTransfer:
     async def _obey_policy(self, job: DomainJob) -> None:
         if self._pilot is None:
             return
-        look = PrecopySample(self._clock(), job.round, job.remaining_bytes)
-        decision = self._pilot.see(look)
+        sample = PrecopySample(self._clock(), job.round, job.remaining_bytes)
+        decision = self._pilot.see(sample)
         if decision is None:
             return
         if self._options.observe_only:

@@ -24,7 +24,7 @@ class DomainView(NamedTuple):
     """Both ends at one moment. `job`: the source's libvirtd works on it."""
 
     source: EndState
-    target: EndState
+    destination: EndState
     job: bool = False
 
 
@@ -33,13 +33,13 @@ class DomainMove(Enum):
 
     WAIT = "wait"
     SOURCE_OWNS = "the source has it"
-    TARGET_OWNS = "the target has it"
+    DESTINATION_OWNS = "the destination has it"
     BROKEN_POSTCOPY = "its memory is on both, and the connection broke"
     LOST = "it runs nowhere"
     UNKNOWN = "it cannot be said"
 
 
-def place(state: DomainState, reason: int) -> EndState:
+def end_state(state: DomainState, reason: int) -> EndState:
     """The meaning of a libvirtd's answer. Pure."""
     match state:
         case DomainState.RUNNING | DomainState.BLOCKED if reason == RunningReason.POSTCOPY:
@@ -71,19 +71,19 @@ def decide(view: DomainView) -> DomainMove:
 
     WAIT may never end: after a time limit the caller treats it as UNKNOWN.
     """
-    ends = (view.source, view.target)
+    ends = (view.source, view.destination)
     if view.job or IN_POSTCOPY & set(ends):
         return _under_way(view)
-    if view.source in _HAS_IT and view.target in _HAS_IT:
+    if view.source in _HAS_IT and view.destination in _HAS_IT:
         return DomainMove.UNKNOWN
-    if view.target in _HAS_IT:
+    if view.destination in _HAS_IT:
         # libvirt runs it there only once the source has sent all and is stopped permanently.
-        return DomainMove.TARGET_OWNS
+        return DomainMove.DESTINATION_OWNS
     if view.source in _HAS_IT:
         # libvirt resumes the source only if the destination can no longer run it, or was never told
         # to.
         return DomainMove.SOURCE_OWNS
-    if view.source in _HAS_NOTHING and view.target in _HAS_NOTHING:
+    if view.source in _HAS_NOTHING and view.destination in _HAS_NOTHING:
         return DomainMove.LOST
     return DomainMove.WAIT  # a silent end may return; a waiting one is in transition
 
@@ -93,16 +93,20 @@ def decide_off(view: DomainView, *, known_to_target: bool) -> DomainMove:
 
     libvirt defines it at the destination before it undefines it at the source. WAIT as in `decide`.
     """
-    ends = (view.source, view.target)
+    ends = (view.source, view.destination)
     if EndState.SILENT in ends or EndState.LOCKED in ends:
         return DomainMove.WAIT
     if view.source is EndState.ABSENT:
-        return DomainMove.UNKNOWN if view.target is EndState.ABSENT else DomainMove.TARGET_OWNS
-    if view.source is not EndState.OFF or view.target is EndState.ABSENT:
+        return (
+            DomainMove.UNKNOWN
+            if view.destination is EndState.ABSENT
+            else DomainMove.DESTINATION_OWNS
+        )
+    if view.source is not EndState.OFF or view.destination is EndState.ABSENT:
         return DomainMove.SOURCE_OWNS  # if it runs, it was started since
-    if view.target is not EndState.OFF:
-        return DomainMove.TARGET_OWNS
-    return DomainMove.SOURCE_OWNS if known_to_target else DomainMove.TARGET_OWNS
+    if view.destination is not EndState.OFF:
+        return DomainMove.DESTINATION_OWNS
+    return DomainMove.SOURCE_OWNS if known_to_target else DomainMove.DESTINATION_OWNS
 
 
 def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
@@ -113,20 +117,20 @@ def decide_left(view: DomainView, *, moved: bool) -> DomainMove:
     if EndState.SILENT in view[:2]:
         return DomainMove.WAIT
     if not moved:
-        theirs = decide(view) in (DomainMove.TARGET_OWNS, DomainMove.UNKNOWN)
+        theirs = decide(view) in (DomainMove.DESTINATION_OWNS, DomainMove.UNKNOWN)
         return (
-            DomainMove.TARGET_OWNS
+            DomainMove.DESTINATION_OWNS
             if theirs or view.source is EndState.ABSENT
             else DomainMove.SOURCE_OWNS
         )
-    if view.target is EndState.ABSENT:
+    if view.destination is EndState.ABSENT:
         return DomainMove.SOURCE_OWNS
     if view.job or view.source is EndState.LOCKED:
         return DomainMove.WAIT
     if view.source in _HAS_IT | IN_POSTCOPY:
         # Unless it runs there too: libvirtd may not have noticed yet that it has gone.
-        return DomainMove.SOURCE_OWNS if view.target is EndState.OFF else DomainMove.WAIT
-    return DomainMove.TARGET_OWNS
+        return DomainMove.SOURCE_OWNS if view.destination is EndState.OFF else DomainMove.WAIT
+    return DomainMove.DESTINATION_OWNS
 
 
 def is_orphan(view: DomainView) -> bool:
@@ -134,15 +138,15 @@ def is_orphan(view: DomainView) -> bool:
 
     It continues if it has everything, which its libvirtd then reports at once.
     """
-    return view.source in _HAS_NOTHING and view.target is EndState.POSTCOPY
+    return view.source in _HAS_NOTHING and view.destination is EndState.POSTCOPY
 
 
 def _under_way(view: DomainView) -> DomainMove:
-    if view.source is view.target is EndState.POSTCOPY_FAILED:
+    if view.source is view.destination is EndState.POSTCOPY_FAILED:
         return DomainMove.BROKEN_POSTCOPY
     if view.source in _HAS_NOTHING and not is_orphan(view):
         return DomainMove.LOST  # with the pages that the destination lacks
-    if view.source in IN_POSTCOPY and view.target in _HAS_NOTHING:
+    if view.source in IN_POSTCOPY and view.destination in _HAS_NOTHING:
         return DomainMove.LOST  # the guest ran there
     # While only one end reports a failure, the two QEMUs may still be connected.
     return DomainMove.WAIT

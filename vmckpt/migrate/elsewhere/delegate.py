@@ -32,35 +32,35 @@ from vmckpt.vm.inventory import Vm
 
 async def migrate_there(
     vm: Vm,
-    target: Host,
+    destination: Host,
     options: MigrationOptions,
     emit: Emit,
     forecast: Mapping[str, Any] | None = None,
 ) -> MigrationReport | Recovery:
-    """Have the VM's host move it to `target`, neither being this machine; watch it to its end.
+    """Have the VM's host move it to `destination`, neither being this machine; watch it to its end.
 
     Raises and returns as `watch` does; RefusedError for options that only domains can have: XML,
     which may hold passwords, is not sent to a host without need.
     """
-    require(domain_checks(options), f"'{vm.name}' cannot migrate to {target.name}")
+    require(domain_checks(options), f"'{vm.name}' cannot migrate to {destination.name}")
     run, source = new_run(), vm.host
-    there = JobFiles.of(target.state_dir, MIGRATE.name, run).path
+    there = JobFiles.of(destination.state_dir, MIGRATE.name, run).path
     job = attach(MIGRATE, source, run)
     try:
         # Both processes start slowly: the job waits for its request.
-        job, link = await both(begin(MIGRATE, source, run), have_listen(target, there))
+        job, link = await both(begin(MIGRATE, source, run), have_listen(destination, there))
     except BaseException:
-        await finish(both(_remove(target, there), _remove(source, job.files.path)))
+        await finish(both(_remove(destination, there), _remove(source, job.files.path)))
         raise
     try:
-        request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
+        request = request_of(vm.name, (vm.host, destination), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
-        there_entry = HostEntry(**entry_fields(target))
+        there_entry = HostEntry(**entry_fields(destination))
         await job.give(vm.name, MigrationRequest(there_entry, options, link, forecast))
     except BaseException:
         # The listener ends without its directory, and a running job needs it: end the job first.
         await finish(job.withdraw(f"the migration of '{vm.name}'"))
-        await finish(_remove(target, there))
+        await finish(_remove(destination, there))
         raise
     return await watch(job, emit)
 

@@ -17,9 +17,9 @@ from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.jobs.files import JobFiles
 from vmckpt.jobs.kind import Job, JobKind, JobWorker
-from vmckpt.migrate.outcome.insist import insist
 from vmckpt.migrate.outcome.journal import STEPS
 from vmckpt.migrate.outcome.recover import FINISHED, Recovery, recover
+from vmckpt.migrate.outcome.retrying import retry_recovery
 from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.run import migrate
@@ -39,7 +39,7 @@ class MigrationRequest:
     link: TlsEndpoint
     forecast: Mapping[str, Any] | None = None
 
-    def open_target(self) -> RemoteHost:
+    def open_destination(self) -> RemoteHost:
         """The destination host; it connects over the link on first use."""
         there = self.target
         session = Session(there.name, there.state_dir, partial(open_link, there.name, self.link))
@@ -59,30 +59,30 @@ MigrationJob = Job[MigrationRequest, MigrationResult]
 
 @asynccontextmanager
 async def _migrates(job: MigrationJob) -> AsyncIterator[JobWorker[MigrationResult]]:
-    target = job.request.open_target()
+    destination = job.request.open_destination()
     try:
-        yield JobWorker(partial(work, job, target), partial(finish, job, target))
+        yield JobWorker(partial(work, job, destination), partial(finish, job, destination))
     finally:
-        await to_the_end(release_target(job, target))
+        await to_the_end(release_destination(job, destination))
 
 
-async def work(job: MigrationJob, target: Host) -> MigrationResult:
+async def work(job: MigrationJob, destination: Host) -> MigrationResult:
     """Migrate the VM. Raises what `run.migrate` does, NotFoundError."""
     vm = await require_at_home(job.host, job.vm)
-    asked = job.request
+    request = job.request
     report = await migrate(
         vm,
-        target,
-        asked.options,
+        destination,
+        request.options,
         job.emit,
         run=job.run,
         has_switch=True,
-        forecast=asked.forecast,
+        forecast=request.forecast,
     )
     return MigrationResult(report=report)
 
 
-async def finish(job: MigrationJob, target: Host) -> MigrationResult | None:
+async def finish(job: MigrationJob, destination: Host) -> MigrationResult | None:
     """Finish or undo a dead process's migration; retry while a host is silent or a lock is held.
 
     Raises what `recover` raises; OperationFailedError if nothing had been changed.
@@ -94,16 +94,16 @@ async def finish(job: MigrationJob, target: Host) -> MigrationResult | None:
     def note(text: str) -> None:
         job.emit(Note(0.0, "recovery", text))
 
-    return MigrationResult(recovery=await insist(lambda: _ended(job, target, note)))
+    return MigrationResult(recovery=await retry_recovery(lambda: _ended(job, destination, note)))
 
 
-async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
-    if found := await recover(job.vm, note, (job.host, target)):
+async def _ended(job: MigrationJob, destination: Host, note: Noted) -> Recovery:
+    if found := await recover(job.vm, note, (job.host, destination)):
         return found
-    home, arrived = await read_vm(job.host, job.vm), await read_vm(target, job.vm)
+    home, arrived = await read_vm(job.host, job.vm), await read_vm(destination, job.vm)
     if home is None and arrived is not None:
         # All was done but the report.
-        return Recovery(job.run, job.vm, target.name, STEPS[-1], FINISHED)
+        return Recovery(job.run, job.vm, destination.name, STEPS[-1], FINISHED)
     raise OperationFailedError(
         "the migration was interrupted before it had changed anything",
         why=f"its process on {job.host.name} was killed",
@@ -111,14 +111,14 @@ async def _ended(job: MigrationJob, target: Host, note: Noted) -> Recovery:
     )
 
 
-async def release_target(job: MigrationJob, target: Host) -> None:
+async def release_destination(job: MigrationJob, destination: Host) -> None:
     """Stop the destination's listener by removing its directory, and close the connection."""
     try:
         with suppress(HostDownError):  # otherwise the listener times out
-            await target.remove(JobFiles.of(target.state_dir, MIGRATE.name, job.run).path)
+            await destination.remove(JobFiles.of(destination.state_dir, MIGRATE.name, job.run).path)
     finally:
-        if isinstance(target, RemoteHost):
-            await target.close()
+        if isinstance(destination, RemoteHost):
+            await destination.close()
 
 
 MIGRATE = JobKind(

@@ -21,7 +21,7 @@ from vmckpt.errors import (
 )
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import FORMAT, RunRecord
-from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.events.types import Emit, Note, unless_gone
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
@@ -57,7 +57,7 @@ async def find_job(run: str) -> Handle[MigrationRequest, MigrationResult]:
         job = attach(MIGRATE, host, run)
         if await host.exists(earlier_order(host.state_dir, run)):
             raise RefusedError(
-                f"run {run} on {host.name} was begun by an earlier vmckpt",
+                f"run {run} on {host.name} was begun by an earlier version of vmckpt",
                 why="this one cannot read its events",
                 remedy="wait for its end: vmckpt vm list shows where the VM is",
             )
@@ -84,7 +84,7 @@ async def watch(
     Raises what `run.migrate` raises. A cancellation cancels the job; a second one only stops
     watching.
     """
-    emit, source = heard_or_not(emit), job.host
+    emit, source = unless_gone(emit), job.host
     watching = asyncio.ensure_future(job.outcome(emit, patience_s=math.inf))
     interrupting: asyncio.Task[None] | None = None
     while not watching.done():
@@ -214,8 +214,8 @@ async def _fetch(source: Host, path: Path) -> None:
     try:
         data = parse(text, most_bytes=MOST_TEXT_BYTES)
         convert(_RecordedRun, data)
-        for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
-            from_record(told)
+        for event in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
+            from_record(event)
         if data["format"] != FORMAT:
             raise MalformedError("written by another version of vmckpt")
         if not 0 <= data["began_unix_s"] <= LATEST_UNIX_S:

@@ -12,7 +12,7 @@ from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu, last_words, processes
+from vmckpt.vm.start import end_qemu, last_lines, processes
 
 QUERY_TIMEOUT_S = 3.0
 # Prefix of all jobs, nodes and exports of copies.
@@ -46,10 +46,10 @@ class End:
             await self.host.read_text(self.files.stderr) or ""
         )
 
-    async def last_words(self) -> str:
+    async def last_lines(self) -> str:
         """The end of its stderr; empty also if that cannot be read."""
         with suppress(VmckptError, OSError):  # the caller may ask because its host is gone
-            return await last_words(self.host, self.files.stderr)
+            return await last_lines(self.host, self.files.stderr)
         return ""
 
     async def monitor(self) -> Monitor:
@@ -92,7 +92,7 @@ class End:
             monitor, self._monitor = self._monitor, None
             await monitor.close()
 
-    async def look(self) -> MigrationEnd:
+    async def inspect(self) -> MigrationEnd:
         """The state of this end, by its monitor, its process and its log.
 
         A dead QEMU is an answer, and so is a silent host.
@@ -154,7 +154,7 @@ class Pair(NamedTuple):
     """
 
     source: End
-    target: End
+    destination: End
     was_running: bool
     ram_dir: Path
     stopped: bool = False
@@ -162,12 +162,14 @@ class Pair(NamedTuple):
 
     async def view(self) -> OwnershipView:
         """Both ends, queried concurrently."""
-        source, target = await asyncio.gather(self.source.look(), self.target.look())
-        return OwnershipView(source, target, self.was_running, self.stopped, self.stays)
+        source, destination = await asyncio.gather(
+            self.source.inspect(), self.destination.inspect()
+        )
+        return OwnershipView(source, destination, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:
         """Drop both sessions."""
-        await asyncio.gather(self.source.close(), self.target.close())
+        await asyncio.gather(self.source.close(), self.destination.close())
 
 
 async def kill(end: End) -> None:
@@ -182,8 +184,8 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
     await end_qemu(end.host, ram_dir, end.files, await_freed=await_freed)
 
 
-async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
+async def with_last_lines(exc: VmckptError, destination: End) -> OperationFailedError:
     """The error with the messages of the destination's QEMU, if those can be read."""
-    words = await target.last_words()
+    words = await destination.last_lines()
     why = f"{exc.why}; the destination said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

@@ -40,8 +40,8 @@ class MigrationJournal:
     What it creates is in the destination's `target_qemu` directory, except the copies of `disks`.
     `step` is the last one begun; `was_running`: the guest ran when it began. `offline`: the VM is
     off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the guest
-    beforehand. `platform`: that of both QEMUs. `source` and `target` are the operator's names of
-    these hosts; `source_id` and `target_id` identify them (hosts/inventory/identity.py; None: an
+    beforehand. `platform`: that of both QEMUs. `source` and `target` are the operator's names
+    of these hosts; `source_id` and `target_id` identify them (hosts/inventory/identity.py; None: an
     older vmckpt wrote it).
     """
 
@@ -130,7 +130,13 @@ _SCHEMA = Schema(
 
 
 def first_journal(
-    vm: Vm, target: Host, checked: "Preflight", *, run: str, target_qemu: str, ids: tuple[str, str]
+    vm: Vm,
+    destination: Host,
+    checked: "Preflight",
+    *,
+    run: str,
+    target_qemu: str,
+    ids: tuple[str, str],
 ) -> MigrationJournal:
     """The journal of a new migration; `ids` identify the source and destination hosts."""
     options = checked.options
@@ -138,7 +144,7 @@ def first_journal(
         run=run,
         vm=vm.name,
         source=vm.host.name,
-        target=target.name,
+        target=destination.name,
         source_qemu=vm.qemu.files.qemu_id,
         target_qemu=target_qemu,
         ram_dir=str(vm.spec.ram_dir),
@@ -175,10 +181,10 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> MigrationJournal | Non
             raise
 
     answers = await ask_every(hosts, read)
-    told = [(host, journal) for host, journal in answers.given if journal]
-    own = [one for host, one in told if host.name in (one.source, one.target)]
+    journals = [(host, journal) for host, journal in answers.given if journal]
+    own = [one for host, one in journals if host.name in (one.source, one.target)]
     agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
-    found = newest(agreed or own or (one for _, one in told))
+    found = newest(agreed or own or (one for _, one in journals))
     if found is None and damaged:
         raise damaged[0]
     return found

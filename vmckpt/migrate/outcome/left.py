@@ -39,18 +39,18 @@ async def leave(journal: MigrationJournal, host: Host) -> None:
     await journal.remove((host,))
 
 
-async def forget(journal: MigrationJournal, source: Host, target: Host) -> None:
+async def forget(journal: MigrationJournal, source: Host, destination: Host) -> None:
     """Remove the journal: the migration is done or undone, on both hosts."""
-    await journal.remove((source, target))
-    for host in (source, target):
+    await journal.remove((source, destination))
+    for host in (source, destination):
         await host.remove(_path(journal, host))
 
 
-async def undo_target(pair: Pair) -> None:
+async def undo_destination(pair: Pair) -> None:
     """The source has the guest: remove everything of the migration from the destination."""
-    await discard(pair.target, pair.ram_dir)
-    await pair.target.host.remove(
-        vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
+    await discard(pair.destination, pair.ram_dir)
+    await pair.destination.host.remove(
+        vm_dir(pair.destination.host.state_dir, pair.destination.files.vm_name).path
     )
 
 
@@ -63,44 +63,44 @@ async def undo_or_leave(
     set.
     """
     try:
-        await undo_target(pair)
-        await remove_files(pair.target.host, journal.run, journal.disks)
+        await undo_destination(pair)
+        await remove_files(pair.destination.host, journal.run, journal.disks)
     except HostDownError as exc:
         if not may_leave:
             raise
         await leave(journal, pair.source.host)
-        note(f"leftovers on {pair.target.host.name} are removed when it answers: {exc}")
+        note(f"leftovers on {pair.destination.host.name} are removed when it answers: {exc}")
         return False
     return True
 
 
-async def clear_target(journal: MigrationJournal, source: Host, target: Host) -> None:
+async def clear_destination(journal: MigrationJournal, source: Host, destination: Host) -> None:
     """Remove remains on the destination. The caller holds both locks.
 
     Anything else of a VM of that name stays. Raises OutcomeUnknownError if it is the VM, and what
     the hosts raise.
     """
-    directory = vm_dir(target.state_dir, journal.vm)
-    home = await read_vm(target, journal.vm)
+    directory = vm_dir(destination.state_dir, journal.vm)
+    home = await read_vm(destination, journal.vm)
     if home is not None and home.qemu.files.qemu_id == journal.target_qemu:
-        raise _contradiction(journal, source, target)
-    await end_qemu(target, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
-    await remove_files(target, journal.run, journal.disks)
-    found = await MigrationJournal.read(target, journal.vm)
+        raise _contradiction(journal, source, destination)
+    await end_qemu(destination, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
+    await remove_files(destination, journal.run, journal.disks)
+    found = await MigrationJournal.read(destination, journal.vm)
     if found is not None and found.run == journal.run:
-        await journal.remove((target,))
-    if set(await target.list_dir(directory.path)) <= {
+        await journal.remove((destination,))
+    if set(await destination.list_dir(directory.path)) <= {
         directory.spec.name,
         directory.identity.name,
         directory.point.name,
         directory.gone_replica.name,
     }:
-        await target.remove(directory.path)
+        await destination.remove(directory.path)
     await source.remove(_path(journal, source))
 
 
 async def clear_source(
-    journal: MigrationJournal, source: Host, target: Host, note: Callable[[str], None]
+    journal: MigrationJournal, source: Host, destination: Host, note: Callable[[str], None]
 ) -> None:
     """Remove remains on the source, with its copied disks. The caller holds both locks.
 
@@ -108,11 +108,11 @@ async def clear_source(
     """
     home = await read_vm(source, journal.vm)
     if home is not None and home.qemu.files.qemu_id != journal.source_qemu:
-        raise _contradiction(journal, target, source)
-    await hand_over_files(source, target, journal.run, journal.disks, note)
+        raise _contradiction(journal, destination, source)
+    await hand_over_files(source, destination, journal.run, journal.disks, note)
     files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
     await release(End(source, files), Path(journal.ram_dir))
-    await target.remove(_path(journal, target))
+    await destination.remove(_path(journal, destination))
 
 
 def _contradiction(journal: MigrationJournal, owner: Host, other: Host) -> OutcomeUnknownError:

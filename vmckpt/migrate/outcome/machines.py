@@ -16,19 +16,19 @@ class ForgottenError(OutcomeUnknownError):
     """An end of an interrupted migration is no longer in the inventory."""
 
 
-async def ends(source: Host, target: Host) -> tuple[str, str]:
+async def ends(source: Host, destination: Host) -> tuple[str, str]:
     """The machine ids of both ends of a new migration.
 
     Raises RefusedError if the two cannot be distinguished, HostDownError, StorageError.
     """
-    one, other = await both(host_identity(source), host_identity(target))
+    one, other = await both(host_identity(source), host_identity(destination))
     if one == other:
         raise RefusedError(
-            f"{source.name} and {target.name} say that they are the same host",
+            f"{source.name} and {destination.name} say that they are the same host",
             why="one machine's state directory was copied to the other: a migration that was "
             "interrupted between them could not be recovered",
             remedy=f"on the copy, while no migration from or to it is under way: "
-            f"rm {target.state_dir / 'host-id'}",
+            f"rm {destination.state_dir / 'host-id'}",
         )
     return one, other
 
@@ -38,7 +38,7 @@ async def source_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
     return await _meant(journal.source, journal.source_id, hosts, journal)
 
 
-async def target_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
+async def destination_of(journal: MigrationJournal, hosts: Sequence[Host]) -> Host:
     """The destination host. Raises as `source_of`."""
     return await _meant(journal.target, journal.target_id, hosts, journal)
 

@@ -39,7 +39,7 @@ class OwnershipView(NamedTuple):
     """
 
     source: MigrationEnd
-    target: MigrationEnd
+    destination: MigrationEnd
     was_running: bool
     stopped: bool = False
     stays: bool = False
@@ -65,11 +65,11 @@ class OwnershipMove(Enum):
     CANCEL = "cancel the migration"
     YANK = "cut the connection between the two QEMUs"
     RECONNECT = "rejoin the two ends of a post-copy"
-    RUN_TARGET = "let the target run"
-    KILL_TARGET = "make sure that the target never runs"
+    RUN_DESTINATION = "run the destination"
+    KILL_DESTINATION = "make sure that the destination never runs"
     RUN_SOURCE = "let the source run"
     SOURCE_OWNS = "the source has the guest"
-    TARGET_OWNS = "the target has the guest"
+    DESTINATION_OWNS = "the destination has the guest"
     LOST = "the guest runs nowhere and cannot go on from memory"
     UNKNOWN = "an end does not answer"
 
@@ -77,25 +77,25 @@ class OwnershipMove(Enum):
 def decide(view: OwnershipView) -> OwnershipMove:
     """The next move towards the guest being on exactly one host, given both ends.
 
-    The rule: the target may run only when the source has said "completed" (or is in post-copy); the
-    source may run again only when the target never ran and never will: it is dead, or waits for a
-    `cont` that is never sent once the source's migration is given up.
+    The rule: the destination may run only when the source has said "completed" (or is in
+    post-copy); the source may run again only when the destination never ran and never will: it is
+    dead, or waits for a `cont` that is never sent once the source's migration is given up.
     """
-    source, target = view.source, view.target
+    source, destination = view.source, view.destination
     if source.migration is not None and source.migration.in_postcopy:
         return _in_postcopy(view, source.migration)
-    if target.in_postcopy and (target.running or target.ever_ran):
+    if destination.in_postcopy and (destination.running or destination.ever_ran):
         return _fetching(view)
-    if target.running:
-        return OwnershipMove.TARGET_OWNS
-    if target.silent:
+    if destination.running:
+        return OwnershipMove.DESTINATION_OWNS
+    if destination.silent:
         return _beside_silence(view)
-    if view.stays and target.alive and not target.ever_ran:
-        return OwnershipMove.KILL_TARGET
+    if view.stays and destination.alive and not destination.ever_ran:
+        return OwnershipMove.KILL_DESTINATION
     if not source.alive:
         return _without_source(view)
     if source.run is None or source.migration is None:
-        return _silent_source(target)
+        return _silent_source(destination)
     return _with_both(view, source.run, source.migration)
 
 
@@ -132,52 +132,60 @@ def _beside_silence(view: OwnershipView) -> OwnershipMove:
 def _fetching(view: OwnershipView) -> OwnershipMove:
     # The destination waits for pages that only the source has. If the source dies, the destination
     # continues if it has the last page, otherwise it pauses its migration.
-    migration = view.target.migration
+    migration = view.destination.migration
     if migration is not None and migration.status == "postcopy-active":
         return OwnershipMove.WAIT
     return OwnershipMove.UNKNOWN if view.source.alive else OwnershipMove.LOST
 
 
-def _silent_source(target: MigrationEnd) -> OwnershipMove:
+def _silent_source(destination: MigrationEnd) -> OwnershipMove:
     # A stall in the device phase blocks the source's main loop, and only cutting the connection
     # frees it; but in post-copy the guest depends on that connection.
-    return OwnershipMove.UNKNOWN if target.ever_ran or target.in_postcopy else OwnershipMove.YANK
+    return (
+        OwnershipMove.UNKNOWN
+        if destination.ever_ran or destination.in_postcopy
+        else OwnershipMove.YANK
+    )
 
 
 def _completed(view: OwnershipView) -> OwnershipMove:
-    target = view.target
-    if not target.alive:
-        if target.ever_ran:
+    destination = view.destination
+    if not destination.alive:
+        if destination.ever_ran:
             return OwnershipMove.LOST
         return OwnershipMove.RUN_SOURCE if view.was_running else OwnershipMove.SOURCE_OWNS
-    if target.run is None:
-        return OwnershipMove.UNKNOWN if target.ever_ran else OwnershipMove.KILL_TARGET
-    if target.run.status == "inmigrate" or target.in_postcopy:
+    if destination.run is None:
+        return OwnershipMove.UNKNOWN if destination.ever_ran else OwnershipMove.KILL_DESTINATION
+    if destination.run.status == "inmigrate" or destination.in_postcopy:
         return OwnershipMove.WAIT
-    if target.ever_ran or not view.was_running:
-        return OwnershipMove.TARGET_OWNS
-    return OwnershipMove.RUN_TARGET
+    if destination.ever_ran or not view.was_running:
+        return OwnershipMove.DESTINATION_OWNS
+    return OwnershipMove.RUN_DESTINATION
 
 
 def _in_postcopy(view: OwnershipView, migration: MigrationStatus) -> OwnershipMove:
-    if not view.target.alive:
+    if not view.destination.alive:
         return OwnershipMove.LOST
     if migration.status == "postcopy-paused":
         return OwnershipMove.RECONNECT
-    if view.target.run is None:
+    if view.destination.run is None:
         return OwnershipMove.WAIT
-    waits = view.target.running or view.target.run.status == "inmigrate" or not view.was_running
-    return OwnershipMove.WAIT if waits else OwnershipMove.RUN_TARGET
+    waits = (
+        view.destination.running
+        or view.destination.run.status == "inmigrate"
+        or not view.was_running
+    )
+    return OwnershipMove.WAIT if waits else OwnershipMove.RUN_DESTINATION
 
 
 def _not_migrated(view: OwnershipView, run: RunState) -> OwnershipMove:
-    if view.target.ever_ran:
-        return OwnershipMove.TARGET_OWNS if view.target.alive else OwnershipMove.LOST
+    if view.destination.ever_ran:
+        return OwnershipMove.DESTINATION_OWNS if view.destination.alive else OwnershipMove.LOST
     if run.running or not view.was_running:
         return OwnershipMove.SOURCE_OWNS
     # A stopped source may run again only if the destination is certainly dead.
-    if view.target.alive:
-        return OwnershipMove.KILL_TARGET
+    if view.destination.alive:
+        return OwnershipMove.KILL_DESTINATION
     # A guest that stopped for another reason (an I/O error, a panic) must not be resumed by `cont`.
     return (
         OwnershipMove.RUN_SOURCE
@@ -187,17 +195,17 @@ def _not_migrated(view: OwnershipView, run: RunState) -> OwnershipMove:
 
 
 def _without_source(view: OwnershipView) -> OwnershipMove:
-    target = view.target
-    if not target.alive:
+    destination = view.destination
+    if not destination.alive:
         return OwnershipMove.LOST
-    if target.run is None:
+    if destination.run is None:
         return OwnershipMove.UNKNOWN
-    status = target.migration.status if target.migration is not None else "none"
-    if status == "completed" and target.run.status != "inmigrate":
+    status = destination.migration.status if destination.migration is not None else "none"
+    if status == "completed" and destination.run.status != "inmigrate":
         return (
-            OwnershipMove.RUN_TARGET
-            if view.was_running and not target.ever_ran
-            else OwnershipMove.TARGET_OWNS
+            OwnershipMove.RUN_DESTINATION
+            if view.was_running and not destination.ever_ran
+            else OwnershipMove.DESTINATION_OWNS
         )
     # Data that the source sent last may still be in flight: QEMU completes, pauses or ends the
     # migration.

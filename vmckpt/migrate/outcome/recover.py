@@ -20,21 +20,21 @@ from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.outcome.ends import End, Pair, discard, kill
 from vmckpt.migrate.outcome.journal import BEFORE_DEVICES, MigrationJournal, find_journal, newest
 from vmckpt.migrate.outcome.left import (
+    clear_destination,
     clear_source,
-    clear_target,
     forget,
     is_kept_at,
     keep_at,
     leave,
-    undo_target,
+    undo_destination,
 )
-from vmckpt.migrate.outcome.machines import ForgottenError, source_of, target_of
+from vmckpt.migrate.outcome.machines import ForgottenError, destination_of, source_of
 from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipMove, OwnershipView, decide
 from vmckpt.migrate.outcome.settle import settle, settle_alone
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.steps.disks import drop_mirrors
 from vmckpt.migrate.steps.encryption import disarm_if_possible
-from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_destination
 from vmckpt.migrate.steps.settings import leave_plain
 from vmckpt.state.durable import part_of
 from vmckpt.vm.inventory import Vm, read_vm
@@ -42,7 +42,7 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
 # The outcomes of a recovery.
-FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
+FINISHED, UNDONE = "finished: the VM is on the destination", "undone: the VM is on the source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +72,37 @@ async def recover(
         await remove_dead_locks(name, hosts)
         return None
     try:
-        source, target = await source_of(journal, hosts), await target_of(journal, hosts)
-        locks = await wait_for_locks(journal.vm, journal.run, (source, target))
+        source, destination = await source_of(journal, hosts), await destination_of(journal, hosts)
+        locks = await wait_for_locks(journal.vm, journal.run, (source, destination))
     except (HostDownError, ForgottenError) as silence:
         return await _recover_alone(journal, hosts, silence, note)
     async with locks:
         # To know which one is more advanced, both must answer now.
-        found = [await MigrationJournal.read(host, name) for host in (source, target)]
+        found = [await MigrationJournal.read(host, name) for host in (source, destination)]
         here, there = (one if one and one.is_same_run(journal) else None for one in found)
         last = newest(one for one in (here, there) if one)
         if last is None:
             return None
         stays = await is_kept_at(last, source)
-        arrived = await is_kept_at(last, target)
+        arrived = await is_kept_at(last, destination)
         if (here or not stays) and (there or not arrived):
             if here is None or there is None:
-                ends = (source, target) if here else (target, source)
+                ends = (source, destination) if here else (destination, source)
                 outcome = UNDONE if here else FINISHED
                 if ended := await _one_sided(last, *ends, outcome, note):
                     return ended
             # The destination alone could name any file.
-            told = () if here is None else here.disks
-            last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
-            ended = await _recover(last, source, target, note, stays=stays)
-            await forget_killed((source, target))
+            disks = () if here is None else here.disks
+            last = replace(last, disks=tuple(disk for disk in last.disks if disk in disks))
+            ended = await _recover(last, source, destination, note, stays=stays)
+            await forget_killed((source, destination))
             return ended
-        silent = target if stays else source
+        silent = destination if stays else source
         try:
             if stays:
-                await clear_target(last, source, target)
+                await clear_destination(last, source, destination)
             else:
-                await clear_source(last, source, target, note)
+                await clear_source(last, source, destination, note)
         except VmckptError as exc:
             note(f"{silent.name} keeps what run {last.run} left there: {exc}")
             return None
@@ -142,7 +142,7 @@ async def _recover_alone(
     """
     for end_of, go_on, outcome in (
         (source_of, _stay_alone, UNDONE),
-        (target_of, _arrive_alone, FINISHED),
+        (destination_of, _arrive_alone, FINISHED),
     ):
         try:
             host = await end_of(journal, hosts)
@@ -182,21 +182,21 @@ async def _stay_alone(journal: MigrationJournal, source: Host, note: Callable[[s
 
 
 async def _arrive_alone(
-    journal: MigrationJournal, target: Host, note: Callable[[str], None]
+    journal: MigrationJournal, destination: Host, note: Callable[[str], None]
 ) -> bool:
     """Whether the destination has the guest and no longer needs its source; it is then at home
     there.
     """
-    end = _target_end(journal, target)
+    end = _destination_end(journal, destination)
     try:
-        home = await read_vm(target, journal.vm)
+        home = await read_vm(destination, journal.vm)
         if home is None and (home := await _make_home_alone(journal, end)) is None:
             return False
         if home.qemu.files.qemu_id != journal.target_qemu:
             return False
         await disarm_if_possible(end, note)
         await leave_plain(end, note)
-        await keep_files(target, journal.run, journal.disks)
+        await keep_files(destination, journal.run, journal.disks)
         await _at_home_alone(end, home, journal, note)
     finally:
         await end.close()
@@ -212,27 +212,27 @@ async def _at_home_alone(
         await discard(end, Path(journal.ram_dir))
 
 
-async def _make_home_alone(journal: MigrationJournal, target: End) -> Vm | None:
+async def _make_home_alone(journal: MigrationJournal, destination: End) -> Vm | None:
     """Make the VM at home at a destination whose QEMU reports that it runs; None: it does not."""
     source = MigrationEnd(alive=True, silent=True)
-    view = OwnershipView(source, await target.look(), journal.was_running)
-    if journal.platform is None or decide(view) is not OwnershipMove.TARGET_OWNS:
+    view = OwnershipView(source, await destination.inspect(), journal.was_running)
+    if journal.platform is None or decide(view) is not OwnershipMove.DESTINATION_OWNS:
         return None
-    if (qemu := await find_qemu(target, journal.platform)) is None:
+    if (qemu := await find_qemu(destination, journal.platform)) is None:
         return None
-    current = vm_dir(target.host.state_dir, journal.vm).current
-    await target.host.write_text(current, qemu.to_json())
-    return await read_vm(target.host, journal.vm)
+    current = vm_dir(destination.host.state_dir, journal.vm).current
+    await destination.host.write_text(current, qemu.to_json())
+    return await read_vm(destination.host, journal.vm)
 
 
 def _source_end(journal: MigrationJournal, source: Host) -> End:
     return End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu))
 
 
-def _target_end(journal: MigrationJournal, target: Host) -> End:
+def _destination_end(journal: MigrationJournal, destination: Host) -> End:
     ran = journal.was_running and journal.past_commit
-    files = vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)
-    return End(target, files, certainly_ran=ran)
+    files = vm_dir(destination.state_dir, journal.vm).qemu(journal.target_qemu)
+    return End(destination, files, certainly_ran=ran)
 
 
 async def _free_source(source: End, journal: MigrationJournal, note: Callable[[str], None]) -> None:
@@ -249,14 +249,14 @@ async def _free_source(source: End, journal: MigrationJournal, note: Callable[[s
 async def _recover(
     journal: MigrationJournal,
     source: Host,
-    target: Host,
+    destination: Host,
     note: Callable[[str], None],
     *,
     stays: bool,
 ) -> Recovery:
     pair = Pair(
         _source_end(journal, source),
-        _target_end(journal, target),
+        _destination_end(journal, destination),
         journal.was_running,
         Path(journal.ram_dir),
         journal.stopped,
@@ -264,50 +264,52 @@ async def _recover(
     )
     note(f"run {journal.run} was interrupted at step '{journal.step}': asking both ends")
     home = await read_vm(source, journal.vm)
-    arrived = await read_vm(target, journal.vm)
+    arrived = await read_vm(destination, journal.vm)
     if arrived is not None and arrived.qemu.files.qemu_id != journal.target_qemu:
-        raise _another(journal, target)
+        raise _another(journal, destination)
     try:
         if arrived is not None:
             # The handover was past the commit: only the source's cleanup is left.
-            move = OwnershipMove.TARGET_OWNS
+            move = OwnershipMove.DESTINATION_OWNS
         else:
             move = await settle(pair, note, partial(keep_at, journal, source))
         match move:
-            case OwnershipMove.TARGET_OWNS:
+            case OwnershipMove.DESTINATION_OWNS:
                 await _finish(pair, home, arrived, journal, note)
-                await disarm_if_possible(pair.target, note)
-                await leave_plain(pair.target, note)
-                await _bring_devices_back(pair.target, home or arrived, journal, note)
-                where, outcome = target, FINISHED
+                await disarm_if_possible(pair.destination, note)
+                await leave_plain(pair.destination, note)
+                await _bring_devices_back(pair.destination, home or arrived, journal, note)
+                where, outcome = destination, FINISHED
             case OwnershipMove.SOURCE_OWNS:
                 await _free_source(pair.source, journal, note)
-                await undo_target(pair)
-                await remove_files(target, journal.run, journal.disks)
+                await undo_destination(pair)
+                await remove_files(destination, journal.run, journal.disks)
                 await _bring_devices_back(pair.source, home, journal, note)
                 where, outcome = source, UNDONE
             case OwnershipMove.LOST:
-                await bury(pair, home, journal, note)
+                await settle_lost(pair, home, journal, note)
                 if not journal.offline:
-                    await forget(journal, source, target)
+                    await forget(journal, source, destination)
                     raise await lost(pair)
                 where, outcome = source, UNDONE  # it was off, and no QEMU of it has run
             case _:
                 raise await unknown(pair)
         if journal.offline:
-            await discard(pair.source if where is source else pair.target, pair.ram_dir)
+            await discard(pair.source if where is source else pair.destination, pair.ram_dir)
     finally:
         await pair.close()
-    await forget(journal, source, target)
+    await forget(journal, source, destination)
     return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
 
 
-def _another(journal: MigrationJournal, target: Host) -> OutcomeUnknownError:
-    path = vm_dir(target.state_dir, journal.vm).journal
+def _another(journal: MigrationJournal, destination: Host) -> OutcomeUnknownError:
+    path = vm_dir(destination.state_dir, journal.vm).journal
     return OutcomeUnknownError(
-        f"'{journal.vm}' is at home on {target.name}, but run {journal.run} did not bring it there",
+        f"'{journal.vm}' is at home on {destination.name}, but run {journal.run} did not bring it "
+        "there",
         why="its QEMU there is another than that migration's",
-        remedy=f"see on {journal.source} and {target.name} where it runs, end the other QEMU, and "
+        remedy=f"see on {journal.source} and {destination.name} where it runs, end the other "
+        "QEMU, and "
         f"remove {path} and the same file on {journal.source}",
     )
 
@@ -336,35 +338,35 @@ async def _finish(
     note: Callable[[str], None],
 ) -> None:
     if arrived is None and home is not None:
-        found = await find_qemu(pair.target, home.qemu.platform)
+        found = await find_qemu(pair.destination, home.qemu.platform)
         # If its QEMU has ended meanwhile, it becomes a stopped VM there.
-        qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
-        await settle_on_target(pair.target, qemu, pair.source.host)
-    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+        qemu = found or Qemu(pair.destination.files, ProcessId(0, 0), home.qemu.platform)
+        await settle_on_destination(pair.destination, qemu, pair.source.host)
+    await hand_over_files(pair.source.host, pair.destination.host, journal.run, journal.disks, note)
     # Last: it also removes the source's journal, which names its disks.
     await release(pair.source, pair.ram_dir)
 
 
-async def bury(
+async def settle_lost(
     pair: Pair, home: Vm | None, journal: MigrationJournal, note: Callable[[str], None]
 ) -> None:
     """The guest's memory is lost: make the VM a stopped one where its QEMU ran last."""
-    if not await pair.target.ever_ran() or home is None:
+    if not await pair.destination.ever_ran() or home is None:
         await kill(pair.source)
-        await undo_target(pair)
-        await remove_files(pair.target.host, journal.run, journal.disks)
+        await undo_destination(pair)
+        await remove_files(pair.destination.host, journal.run, journal.disks)
         return
-    await kill(pair.target)
-    ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
-    await settle_on_target(pair.target, ended, pair.source.host)
-    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+    await kill(pair.destination)
+    ended = Qemu(pair.destination.files, ProcessId(0, 0), home.qemu.platform)
+    await settle_on_destination(pair.destination, ended, pair.source.host)
+    await hand_over_files(pair.source.host, pair.destination.host, journal.run, journal.disks, note)
     await release(pair.source, pair.ram_dir)
 
 
 async def lost(pair: Pair) -> VmLostError:
     """The error for a guest that runs nowhere."""
     name = pair.source.files.vm_name
-    last = pair.target if await pair.target.ever_ran() else pair.source
+    last = pair.destination if await pair.destination.ever_ran() else pair.source
     return VmLostError(
         f"'{name}' runs nowhere: its memory is lost",
         why=f"it ran last on {last.host.name}, whose QEMU has ended",
@@ -374,7 +376,7 @@ async def lost(pair: Pair) -> VmLostError:
 
 async def unknown(pair: Pair) -> OutcomeUnknownError:
     """The error if an end does not answer, and only that end knows."""
-    silent = [end for end in (pair.source, pair.target) if await _may_live(end)]
+    silent = [end for end in (pair.source, pair.destination) if await _may_live(end)]
     names = " and ".join(end.host.name for end in silent) or pair.source.host.name
     return OutcomeUnknownError(
         f"it is not known yet where '{pair.source.files.vm_name}' runs",

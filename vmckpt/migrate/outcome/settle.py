@@ -22,7 +22,7 @@ ALONE_S, ALONE_POLL_S = 5.0, 0.1
 ENDINGS = frozenset(
     {
         OwnershipMove.SOURCE_OWNS,
-        OwnershipMove.TARGET_OWNS,
+        OwnershipMove.DESTINATION_OWNS,
         OwnershipMove.LOST,
         OwnershipMove.UNKNOWN,
     }
@@ -61,22 +61,24 @@ async def settle(
             return move
         silent = [
             end.host.name
-            for end, side in ((pair.source, view.source), (pair.target, view.target))
+            for end, side in ((pair.source, view.source), (pair.destination, view.destination))
             if side.silent
         ]
         if clock() > moved_s + (SILENT_HOST_S if silent else timeout_s):
             if is_cut or view.source.alive or move is not OwnershipMove.WAIT:
                 return OwnershipMove.UNKNOWN
             is_cut, moved_s = True, clock()
-            note("the source has ended: cutting the connection that the target still waits on")
-            await pair.target.yank()
+            note(
+                "the source has ended: closing the connection on which the destination still waits"
+            )
+            await pair.destination.yank()
         if silent and not waited:
             waited = True
             note(f"{' and '.join(silent)} does not answer: asking for {SILENT_HOST_S:g} s")
         if move is OwnershipMove.WAIT and migration and migration.in_postcopy:
             # Neither QEMU notices a silent link.
             move = OwnershipMove.RECONNECT if clock() > moved_s + SILENCE_S else move
-        if move is OwnershipMove.RUN_SOURCE and view.target.silent and not pair.stays:
+        if move is OwnershipMove.RUN_SOURCE and view.destination.silent and not pair.stays:
             pair = pair._replace(stays=await _kept(keep))
             move = move if pair.stays else OwnershipMove.UNKNOWN
         if move is not last and move not in (OwnershipMove.WAIT, OwnershipMove.UNKNOWN):
@@ -94,7 +96,7 @@ async def settle_alone(
     given_up_s, kept = clock() + ALONE_S, False
     silent = MigrationEnd(alive=True, silent=True)
     while True:
-        move = decide(OwnershipView(await source.look(), silent, was_running, stopped))
+        move = decide(OwnershipView(await source.inspect(), silent, was_running, stopped))
         if move is OwnershipMove.SOURCE_OWNS:
             return move
         if clock() > given_up_s:
@@ -121,11 +123,11 @@ async def _act(move: OwnershipMove, pair: Pair, *, repeated: bool) -> None:
         match move:
             case OwnershipMove.CANCEL | OwnershipMove.RUN_SOURCE:
                 await _act_on_source(move, pair.source)
-            case OwnershipMove.RUN_TARGET:
-                await commands.cont(await pair.target.monitor())
-            case OwnershipMove.KILL_TARGET:
-                await pair.target.close()
-                await kill(pair.target)
+            case OwnershipMove.RUN_DESTINATION:
+                await commands.cont(await pair.destination.monitor())
+            case OwnershipMove.KILL_DESTINATION:
+                await pair.destination.close()
+                await kill(pair.destination)
             case OwnershipMove.YANK if not repeated:
                 await pair.source.yank()
             case OwnershipMove.RECONNECT:

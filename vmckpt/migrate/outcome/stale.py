@@ -27,8 +27,8 @@ async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> lis
     stays in the list.
     """
     looks = list(looks)
-    counts = Counter(look.vm.name for look in looks)
-    twice = [look.vm for look in looks if counts[look.vm.name] > 1]
+    counts = Counter(inspect.vm.name for inspect in looks)
+    twice = [inspect.vm for inspect in looks if counts[inspect.vm.name] > 1]
     if not twice:
         return looks
     names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
@@ -36,7 +36,11 @@ async def without_stale(looks: Iterable[VmStatus], hosts: Iterable[Host]) -> lis
     stale = {home for found in answers.given for home in found}
     stale |= {_Home(vm.name, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
     left = {home.vm for home in homes - stale}  # contradictory records hide none
-    return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
+    return [
+        inspect
+        for inspect in looks
+        if _home_of(inspect.vm) not in stale or inspect.vm.name not in left
+    ]
 
 
 class _Home(NamedTuple):
@@ -62,12 +66,12 @@ async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home
             continue
         with suppress(StorageError):  # a damaged record is skipped
             if journal := await MigrationJournal.read_from(host, directory / file):
-                source, target = _ends_of(journal)
-                stale.add(target if await is_source(journal, host) else source)
+                source, destination = _ends_of(journal)
+                stale.add(destination if await is_source(journal, host) else source)
     for name in names:
         if journal := await MigrationJournal.read(host, name):
-            source, target = _ends_of(journal)
-            if target in homes:  # the handover was past the commit
+            source, destination = _ends_of(journal)
+            if destination in homes:  # the handover was past the commit
                 stale.add(source)
     return stale
 

@@ -20,11 +20,11 @@ PROGRESS_TIMEOUT_S = 5.0
 POLL_S = 0.001
 
 
-async def resume(target: End) -> None:
+async def resume(destination: End) -> None:
     """Run the guest on the destination. Raises OperationFailedError if it does not run within 5
     s.
     """
-    monitor = await target.monitor()
+    monitor = await destination.monitor()
     with monitor.events("RESUME") as events:
         await commands.cont(monitor)
         # In post-copy the destination may still be loading devices, and runs afterwards.
@@ -42,23 +42,23 @@ async def let_wake() -> None:
     await asyncio.sleep(WAKING_S)
 
 
-async def prove_alive(target: End, process: ProcessId) -> None:
+async def prove_alive(destination: End, process: ProcessId) -> None:
     """Return once a vCPU has made progress since this call.
 
     Raises OutcomeUnknownError if none does for 5 s: then the source must not be released.
     OperationFailedError: the QEMU has ended.
     """
-    monitor = await target.monitor()
+    monitor = await destination.monitor()
     threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
     paths = [Path(f"/proc/{process.pid}/task/{thread}/schedstat") for thread in threads]
-    before = [await target.host.read_text(path) for path in paths]
+    before = [await destination.host.read_text(path) for path in paths]
 
     async def has_moved() -> bool:
-        now = [await target.host.read_text(path) for path in paths]
+        now = [await destination.host.read_text(path) for path in paths]
         # A dead QEMU's unreadable state differs too, and proves nothing.
-        if not await target.host.is_alive(process):
+        if not await destination.host.is_alive(process):
             raise OperationFailedError(
-                f"the QEMU on {target.host.name} has ended",
+                f"the QEMU on {destination.host.name} has ended",
                 why="it died after it had taken the guest over",
                 remedy="see its stderr.log",
             )
@@ -66,21 +66,21 @@ async def prove_alive(target: End, process: ProcessId) -> None:
 
     if not await poll(has_moved, every_s=POLL_S, within_s=PROGRESS_TIMEOUT_S):
         raise OutcomeUnknownError(
-            f"'{target.files.vm_name}' makes no progress on {target.host.name}",
+            f"'{destination.files.vm_name}' makes no progress on {destination.host.name}",
             why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
             remedy="look at its console; the source still holds its state from the switchover",
         )
 
 
-async def announce(target: End) -> None:
+async def announce(destination: End) -> None:
     """Have the destination announce the guest's NICs to the network for 3 s."""
-    await commands.announce_self(await target.monitor())
+    await commands.announce_self(await destination.monitor())
 
 
-async def set_clock(target: End, note: Callable[[str, str], None]) -> None:
+async def set_clock(destination: End, note: Callable[[str, str], None]) -> None:
     """Correct the guest's clock for the pause; a failure is only noted."""
     try:
-        agent = await GuestAgent.connect(await target.host.connect(target.files.agent))
+        agent = await GuestAgent.connect(await destination.host.connect(destination.files.agent))
         try:
             await agent.set_time()
         finally:

@@ -77,7 +77,7 @@ async def keep_files(host: Host, run: str, disks: Iterable[MovedDisk]) -> None:
 
 async def hand_over_files(
     source: Host,
-    target: Host,
+    destination: Host,
     run: str,
     disks: Iterable[MovedDisk],
     note: Callable[[str], None],
@@ -87,7 +87,7 @@ async def hand_over_files(
     `note` gets files that cannot be removed.
     """
     disks = tuple(disks)
-    await keep_files(target, run, disks)
+    await keep_files(destination, run, disks)
     for disk in disks:
         if disk.keep:
             continue

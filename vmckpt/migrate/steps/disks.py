@@ -50,7 +50,12 @@ class DiskMirrors:
         emit: Callable[[JobProgress], None],
         note: Callable[[str, str], None],
     ) -> None:
-        self._source, self._target, self._copies, self._run = pair.source, pair.target, copies, run
+        self._source, self._destination, self._copies, self._run = (
+            pair.source,
+            pair.destination,
+            copies,
+            run,
+        )
         self._bandwidth, self._following = bandwidth_bytes_per_s, False
         self._writes_through = write_through
         self._clock, self._emit, self._note = clock, emit, note
@@ -68,10 +73,10 @@ class DiskMirrors:
         """
         if not self._copies:
             return
-        target, source = await self._target.monitor(), await self._source.monitor()
-        port = await self._serve(target, credentials)
+        destination, source = await self._destination.monitor(), await self._source.monitor()
+        port = await self._serve(destination, credentials)
         for copy in self._copies:
-            await self._export(target, copy)
+            await self._export(destination, copy)
             await self._connect(source, copy, port, credentials)
         with source.events("JOB_STATUS_CHANGE") as events:
             for copy in self._copies:
@@ -137,11 +142,11 @@ class DiskMirrors:
                 watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic())
                 await events.next(SAMPLE_S)
         # The export writes too: beside it the destination cannot take over its disks.
-        target = await self._target.monitor()
-        await block.nbd_server_stop(target)
+        destination = await self._destination.monitor()
+        await block.nbd_server_stop(destination)
         for copy in self._copies:
             if copy.read_only:
-                await block.blockdev_del(target, self._name(copy))
+                await block.blockdev_del(destination, self._name(copy))
         took = format_duration(time.monotonic() - began_s)
         self._note(
             "disk-hand-over", f"the guest was paused for {took} while its disks were handed over"
@@ -152,20 +157,20 @@ class DiskMirrors:
         if self._copies:
             await drop_mirrors(self._source, self._run)
 
-    async def _serve(self, target: Monitor, credentials: TlsCredentials | None) -> int:
+    async def _serve(self, destination: Monitor, credentials: TlsCredentials | None) -> int:
         import random
 
         # QEMU does not report the port that it chose for 0.
-        host, tls = self._target.host, {}
+        host, tls = self._destination.host, {}
         if credentials:
-            tls["tls-creds"] = credentials.target
+            tls["tls-creds"] = credentials.destination
             if credentials.authz:
                 tls["tls-authz"] = credentials.authz
         first, last = host.migration_ports or PORTS
         ports = random.sample(range(first, last + 1), min(PORT_ATTEMPTS, last - first + 1))
         for port in ports:
             try:
-                await block.nbd_server_start(target, host.migration_address, port, tls)
+                await block.nbd_server_start(destination, host.migration_address, port, tls)
             except CommandRefusedError as exc:
                 if "in use" not in exc.description or port == ports[-1]:
                     raise
@@ -173,21 +178,21 @@ class DiskMirrors:
                 break
         return port
 
-    async def _export(self, target: Monitor, copy: DiskCopy) -> None:
+    async def _export(self, destination: Monitor, copy: DiskCopy) -> None:
         node = copy.node
         if copy.read_only:
             # The guest's own node is not writable; this one is removed before the guest comes.
             node = self._name(copy)
-            await let_write(self._target.host, self._target.files, copy.target)
+            await let_write(self._destination.host, self._destination.files, copy.target)
             file = {"driver": "file", "filename": str(copy.target), "discard": "unmap"}
             options = {"driver": copy.format, "node-name": node, "discard": "unmap", "file": file}
-            await block.blockdev_add(target, options)
-        await block.block_export_add(target, self._name(copy), node)
+            await block.blockdev_add(destination, options)
+        await block.block_export_add(destination, self._name(copy), node)
 
     async def _connect(
         self, source: Monitor, copy: DiskCopy, port: int, credentials: TlsCredentials | None
     ) -> None:
-        address = self._target.host.migration_address
+        address = self._destination.host.migration_address
         options: dict[str, Any] = {
             "driver": "nbd",
             "node-name": self._name(copy),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.steps.echo import Echo
 
@@ -26,15 +26,15 @@ class Heard(NamedTuple):
 class GuestDowntime:
     """Listens to a guest's heartbeats at its destination; one without is probed by ARP."""
 
-    def __init__(self, target: Host, note: Callable[[str, str], None]) -> None:
-        self._target, self._note = target, note
+    def __init__(self, destination: Host, note: Callable[[str, str], None]) -> None:
+        self._destination, self._note = destination, note
         self._guest: int | None = None
         self._probing: asyncio.Task[Echo | None] | None = None
         self._hearing: asyncio.Task[Heard] | None = None
 
     def begin(self, guest: int | None, probe: Coroutine[Any, Any, Echo | None]) -> None:
         """The guest, which runs, is about to be moved; `guest` is its heartbeats' id."""
-        if guest is not None and self._target.heartbeats is not None:
+        if guest is not None and self._destination.heartbeats is not None:
             self._guest = guest
             probe.close()
         else:
@@ -56,7 +56,9 @@ class GuestDowntime:
 
     async def _hear(self, began_s: float, ended_s: float) -> Heard:
         if self._guest is not None:
-            found = await heard(self._target, self._guest, began_s, ended_s, self._note)
+            found = await guest_silence(
+                self._destination, self._guest, began_s, ended_s, self._note
+            )
             return _by(HEARTBEATS, found, found and found.lost)
         echo = await self._probing if self._probing else None
         return _by(ARP, await self._measured(echo.end()) if echo else None)

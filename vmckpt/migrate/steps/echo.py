@@ -70,10 +70,10 @@ class Echo:
             within_s=LAST_S + 2.0,
         )
         await self.host.remove(self.out)
-        said = convert(_ProbeOutput, parse(text)) if text else _ProbeOutput()
-        if not said.received:
+        reply = convert(_ProbeOutput, parse(text)) if text else _ProbeOutput()
+        if not reply.received:
             return None
-        return Silence(said.received, said.lost, said.longest_gap_ms, said.silent_ms, 0)
+        return Silence(reply.received, reply.lost, reply.longest_gap_ms, reply.silent_ms, 0)
 
 
 async def begin(

@@ -36,17 +36,17 @@ class TlsCredentials(NamedTuple):
     """The names of both QEMUs' credentials: for RAM, and for disk streams to the destination.
 
     The source connects with `source` (its peer must be `hostname`), the destination listens with
-    `target` and admits the peers in `authz`. The same values are NBD's `tls-creds`, `tls-hostname`
-    and `tls-authz`; None: not checked, since only both ends have the key.
+    `destination` and admits the peers in `authz`. The same values are NBD's `tls-creds`,
+    `tls-hostname` and `tls-authz`; None: not checked, since only both ends have the key.
     """
 
     source: str
-    target: str
+    destination: str
     hostname: str | None
     authz: str | None
 
 
-async def arm(source: End, target: End, encryption: Encryption, run: str) -> TlsCredentials:
+async def arm(source: End, destination: End, encryption: Encryption, run: str) -> TlsCredentials:
     """Have both QEMUs encrypt the next migration between them, by a Scheme other than CLEAR.
 
     Neither may have credentials yet: see `disarm`, to be called after an error on whichever end
@@ -57,24 +57,26 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Tls
     by_certificate = encryption.scheme is Scheme.CERTIFICATES
     credentials = TlsCredentials(
         source=name,
-        target=name,
-        hostname=(encryption.name or target.host.migration_address) if by_certificate else None,
+        destination=name,
+        hostname=(encryption.name or destination.host.migration_address)
+        if by_certificate
+        else None,
         authz=AUTHZ_PREFIX + run if by_certificate else None,
     )
     try:
         if by_certificate:
-            await _load_certificates(source, target, credentials, encryption.peer)
+            await _load_certificates(source, destination, credentials, encryption.peer)
         else:
-            await _load_key(source, target, name)
+            await _load_key(source, destination, name)
         await _use(
             await source.monitor(), {"tls-creds": name, "tls-hostname": credentials.hostname}
         )
-        await _use(await target.monitor(), {"tls-creds": name, "tls-authz": credentials.authz})
+        await _use(await destination.monitor(), {"tls-creds": name, "tls-authz": credentials.authz})
     except CommandRefusedError as exc:
         raise OperationFailedError(
             "the migration cannot be encrypted",
             why=str(exc.why),
-            remedy=f"vmckpt pki issue {source.host.name} {target.host.name}"
+            remedy=f"vmckpt pki issue {source.host.name} {destination.host.name}"
             if by_certificate
             else "use --tls auto",
         ) from exc
@@ -109,19 +111,19 @@ async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
     try:
         await disarm(end)
     except (CommandRefusedError, HostDownError, OutcomeUnknownError, OperationFailedError) as exc:
-        note(f"{end.label} keeps credentials that nothing uses any more: {exc}")
+        note(f"{end.label} keeps credentials that are no longer used: {exc}")
 
 
 async def _load_certificates(
-    source: End, target: End, credentials: TlsCredentials, peer: str
+    source: End, destination: End, credentials: TlsCredentials, peer: str
 ) -> None:
-    monitor = await target.monitor()
+    monitor = await destination.monitor()
     # Otherwise any certificate of the CA would be accepted, and no other host should connect.
     await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
-    for end, endpoint in ((target, "server"), (source, "client")):
+    for end, endpoint in ((destination, "server"), (source, "client")):
         directory = await _certificates_for(end, endpoint)
         values = {"dir": str(directory), "endpoint": endpoint, "verify-peer": True}
-        name = credentials.target if end is target else credentials.source
+        name = credentials.destination if end is destination else credentials.source
         await commands.object_add(await end.monitor(), "tls-creds-x509", name, values)
 
 
@@ -143,10 +145,10 @@ async def _certificates_for(end: End, endpoint: str) -> Path:
     return directory
 
 
-async def _load_key(source: End, target: End, name: str) -> None:
+async def _load_key(source: End, destination: End, name: str) -> None:
     line = f"{PSK_USER}:{os.urandom(32).hex()}\n"
     for end, role in (
-        (target, {"endpoint": "server"}),
+        (destination, {"endpoint": "server"}),
         (source, {"endpoint": "client", "username": PSK_USER}),
     ):
         directory = end.files.path / PSK_DIR

@@ -17,10 +17,12 @@ from vmckpt.vm.start import Qemu, foreign_process, processes
 QUIT_S, QUIT_POLL_S = 5.0, 0.01
 
 
-async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
+async def settle_on_destination(destination: End, qemu: Qemu, source: Host) -> None:
     """Make the destination the VM's home; from here on the source's files only wait for removal."""
-    name = target.files.vm_name
-    await target.host.write_text(vm_dir(target.host.state_dir, name).current, qemu.to_json())
+    name = destination.files.vm_name
+    await destination.host.write_text(
+        vm_dir(destination.host.state_dir, name).current, qemu.to_json()
+    )
     await source.remove(vm_dir(source.state_dir, name).current)
 
 

@@ -11,7 +11,7 @@ from vmckpt.sequence.steps import both
 SETUP_TIMEOUT_S = 5.0
 
 
-async def listen(target: Monitor, host: Host) -> int:
+async def listen(destination: Monitor, host: Host) -> int:
     """Have the waiting QEMU listen on the first free port; returns that port.
 
     Raises OperationFailedError, naming the range, if all of its ports are taken.
@@ -20,7 +20,8 @@ async def listen(target: Monitor, host: Host) -> int:
     try:
         # QEMU itself tries the ports in order up to "to".
         _, port = await both(
-            commands.migrate_incoming(target, f"{uri(host, first)},to={last}"), _port(target)
+            commands.migrate_incoming(destination, f"{uri(host, first)},to={last}"),
+            _port(destination),
         )
     except CommandRefusedError as exc:
         if not first:
@@ -41,10 +42,10 @@ def uri(host: Host, port: int) -> str:
     return f"tcp:{in_uri(host.migration_address)}:{port}"
 
 
-async def _port(target: Monitor) -> int:
+async def _port(destination: Monitor) -> int:
     """The port it listens on, once `migrate-incoming` has taken effect."""
     status = await poll(
-        lambda: commands.query_migrate(target),
+        lambda: commands.query_migrate(destination),
         lambda status: status.port is not None,
         every_s=0.005,
         within_s=SETUP_TIMEOUT_S,

@@ -7,7 +7,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.outcome.ends import Pair
 from vmckpt.migrate.steps.encryption import disarm
-from vmckpt.migrate.steps.settings import set_source, set_target
+from vmckpt.migrate.steps.settings import set_destination, set_source
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.sequence.steps import both
@@ -19,14 +19,16 @@ from vmckpt.vm.start import Qemu, plug_taps, start_qemu
 
 async def write_down(vm: Vm, pair: Pair) -> None:
     """Record the VM on the destination's host, with its identity and checkpoints. StorageError."""
-    theirs = vm_dir(pair.target.host.state_dir, vm.name)
-    await pair.target.host.write_text(theirs.spec, vm.spec.text)
-    await hand_over(vm.host, vm.directory, pair.target.host)
+    theirs = vm_dir(pair.destination.host.state_dir, vm.name)
+    await pair.destination.host.write_text(theirs.spec, vm.spec.text)
+    await hand_over(vm.host, vm.directory, pair.destination.host)
     if gone := await vm.host.read_text(vm.directory.gone_replica):
-        await pair.target.host.write_text(theirs.gone_replica, gone)
+        await pair.destination.host.write_text(theirs.gone_replica, gone)
 
 
-async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
+async def prepare_destination(
+    vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]
+) -> Qemu:
     """Start it, apply settings to both ends, without credentials of an earlier move, and compare
     them.
 
@@ -34,20 +36,20 @@ async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Colle
     another machine; OperationFailedError: one keeps other settings.
     """
     qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
-    await prepare_devices(vm, pair.target)
+    await prepare_devices(vm, pair.destination)
     await both(
-        plug_taps(pair.target.host, vm.spec, pair.target.files),
-        both(_compare(pair, ours), set_target(pair, agreement)),
+        plug_taps(pair.destination.host, vm.spec, pair.destination.files),
+        both(_compare(pair, ours), set_destination(pair, agreement)),
     )
     return qemu
 
 
 async def _start(vm: Vm, pair: Pair) -> Qemu:
-    target = pair.target
+    destination = pair.destination
     qemu, monitor = await start_qemu(
-        target.host, vm.spec, vm.qemu.platform, target.files, incoming=True
+        destination.host, vm.spec, vm.qemu.platform, destination.files, incoming=True
     )
-    target.adopt(monitor)
+    destination.adopt(monitor)
     return qemu
 
 
@@ -73,11 +75,11 @@ async def _source_machine(pair: Pair, absent: Collection[str]) -> GuestMachine:
 
 
 async def _compare(pair: Pair, ours: GuestMachine) -> None:
-    monitor = await pair.target.monitor()
-    _, theirs = await both(pair.target.rescue(), describe(monitor))
+    monitor = await pair.destination.monitor()
+    _, theirs = await both(pair.destination.rescue(), describe(monitor))
     if found := differences(ours, theirs):
         raise RefusedError(
-            f"the QEMU on {pair.target.host.name} would be another machine to the guest",
+            f"the QEMU on {pair.destination.host.name} would be another machine to the guest",
             why="; ".join(found),
             remedy="run the VM with a CPU model and machine type that are the same on both",
         )

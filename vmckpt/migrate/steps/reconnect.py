@@ -22,11 +22,11 @@ async def reconnect(pair: Pair) -> bool:
 
     Commands to the destination are out of band: its main loop may itself wait for a missing page.
     """
-    host = pair.target.host
+    host = pair.destination.host
     address = uri(host, random.randint(*(host.migration_ports or PORTS)))
     try:
         await _pause(pair)
-        await commands.migrate_recover(await pair.target.rescue(), address)
+        await commands.migrate_recover(await pair.destination.rescue(), address)
         source = await pair.source.monitor()
         await commands.migrate_resume(source, address)
         status = await poll(
@@ -41,7 +41,7 @@ async def reconnect(pair: Pair) -> bool:
 
 async def _pause(pair: Pair) -> None:
     """Make both ends notice that the link is broken; neither notices a silent stall."""
-    await asyncio.gather(_pause_end(pair.source), _pause_end(pair.target))
+    await asyncio.gather(_pause_end(pair.source), _pause_end(pair.destination))
     source = await pair.source.monitor()
     await poll(
         lambda: commands.query_migrate(source),

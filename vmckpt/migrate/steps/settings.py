@@ -26,9 +26,9 @@ async def set_source(pair: Pair, agreement: Agreement) -> None:
     await _set(pair.source, agreement.capabilities, agreement.source_parameters)
 
 
-async def set_target(pair: Pair, agreement: Agreement) -> None:
+async def set_destination(pair: Pair, agreement: Agreement) -> None:
     """The same on the other end."""
-    await _set(pair.target, agreement.capabilities, agreement.target_parameters)
+    await _set(pair.destination, agreement.capabilities, agreement.target_parameters)
 
 
 async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:

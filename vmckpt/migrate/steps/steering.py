@@ -38,7 +38,7 @@ class Steering:
     def __init__(self, options: MigrationOptions) -> None:
         self._options = options
         self._rounds, self._passes = Rounds(), Passes()
-        self._time_is_up = self._asked_postcopy = False
+        self._time_is_up = self._requested_postcopy = False
         self._silent_since_s, self._last_sent = 0.0, -1
 
     @property
@@ -72,13 +72,13 @@ class Steering:
                     SteeringOrder.STOP_GUEST,
                     f"{given} are over: stopping the VM to send the rest",
                 )
-        if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
+        if self._requested_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
             return None
         reason = self._why_postcopy()
         ends = options.method is Method.HYBRID and figures.remaining_bytes <= fitting_bytes
         if reason is None or (ends and not self._time_is_up):
             return None
-        self._asked_postcopy = True
+        self._requested_postcopy = True
         return SteeringOrder.START_POSTCOPY, f"switching to post-copy: {reason}"
 
     def _over(self, elapsed_s: float) -> str:

@@ -32,7 +32,7 @@ WAIT_S = 0.01
 # A host that takes longer to answer is queried in the background.
 ANSWER_S = 0.2
 KEPT_EVERY_S = 0.05
-KEPT_LOOKS = 100
+KEPT_SAMPLES = 100
 # In the second pass all memory has been sent once.
 WHOLE_SENT_PASS = 2
 # A smaller relative change of the speed does not justify a command.
@@ -55,7 +55,7 @@ def switchover(
     monitor: Monitor,
     ends: tuple[Socketed, Socketed],
     port: int,
-    asked: MigrationOptions,
+    options: MigrationOptions,
     set_to: Agreement,
 ) -> "Switchover | None":
     """The object that holds back a source set so; None for one that uses its own measurement.
@@ -67,11 +67,11 @@ def switchover(
     return Switchover(
         monitor,
         source=ends[0],
-        target=ends[1],
+        destination=ends[1],
         port=port,
-        max_downtime_s=asked.max_downtime_ms / 1e3,
+        max_downtime_s=options.max_downtime_ms / 1e3,
         limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
-        quick_rounds=asked.requested_channels is not None,
+        quick_rounds=options.requested_channels is not None,
     )
 
 
@@ -87,7 +87,7 @@ class Switchover:
         monitor: Monitor,
         *,
         source: Socketed,
-        target: Socketed,
+        destination: Socketed,
         port: int,
         max_downtime_s: float,
         limit_bytes_per_s: int = 0,
@@ -95,8 +95,8 @@ class Switchover:
     ) -> None:
         self._monitor, self._max_downtime_s = monitor, max_downtime_s
         self._limit_bytes_per_s, self._quick_rounds = limit_bytes_per_s, quick_rounds
-        self._source, self._target, self._port = source, target, port
-        self._looks: deque[SentSample] = deque(maxlen=KEPT_LOOKS)
+        self._source, self._destination, self._port = source, destination, port
+        self._samples: deque[SentSample] = deque(maxlen=KEPT_SAMPLES)
         self._first_pass_bytes: int | None = None
         self._given_bytes_per_s = float(HELD_BYTES_PER_S)
         self._over = self._still = False
@@ -110,24 +110,24 @@ class Switchover:
             return
         if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
             self._first_pass_bytes = status.transferred_bytes
-            if self._quick_rounds and behind_s(self._looks) > FAR_BEHIND_S:
+            if self._quick_rounds and behind_s(self._samples) > FAR_BEHIND_S:
                 self._still = True
                 await self._send_at(STILL_BYTES_PER_S)
-        if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
+        if self._samples and time.monotonic() < self._samples[-1].at_s + WAIT_S:
             return
         queued = await self._queued()
         if queued is None:
             return
         now = SentSample(time.monotonic(), status.transferred_bytes, queued)
-        looks = (*self._looks, now)
-        if not self._looks or now.at_s >= self._looks[-1].at_s + KEPT_EVERY_S:
-            self._looks.append(now)
+        samples = (*self._samples, now)
+        if not self._samples or now.at_s >= self._samples[-1].at_s + KEPT_EVERY_S:
+            self._samples.append(now)
         if self._first_pass_bytes is None:
             return
-        if self._still and behind_s(looks) < NEARLY_THERE_S:
+        if self._still and behind_s(samples) < NEARLY_THERE_S:
             await self._go_on()
         speed = switchover_bytes_per_s(
-            looks, self._first_pass_bytes, self._max_downtime_s, self._limit_bytes_per_s
+            samples, self._first_pass_bytes, self._max_downtime_s, self._limit_bytes_per_s
         )
         if speed and abs(speed / self._given_bytes_per_s - 1) > SAME_WITHIN:
             await self._give(speed)
@@ -198,13 +198,13 @@ class Switchover:
         done, _ = await asyncio.wait({self._asking}, timeout=ANSWER_S)
         if not done:
             return None
-        asked, self._asking = self._asking, None
+        options, self._asking = self._asking, None
         # A silent host is reported where its answer is needed.
-        return None if isinstance(asked.exception(), HostDownError) else asked.result()
+        return None if isinstance(options.exception(), HostDownError) else options.result()
 
     async def _queued_bytes(self) -> int:
         sent, read = await both(
             self._source.host.socket_queues(self._source.process, self._port),
-            self._target.host.socket_queues(self._target.process, self._port),
+            self._destination.host.socket_queues(self._destination.process, self._port),
         )
         return sent.unsent_bytes + read.unread_bytes

@@ -135,7 +135,7 @@ class Transfer:
                     remedy="repair the link; the guest waits for its pages",
                 )
             if status.status == "pre-switchover" and not self._handed_over:
-                # The guest is stopped, and nothing of it writes any more. QEMU may report that
+                # The guest is stopped, and no longer writes. QEMU may report that
                 # again for a moment after `migrate-continue`.
                 self._handed_over = True
                 await self._disks.hand_over()
@@ -175,9 +175,9 @@ class Transfer:
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
         rounds_are_short = self._switchover is not None and self._switchover.all_sent_once
         until_s = time.monotonic() + wait_s
-        stands_still = False
+        is_paused = False
         while event := await events.next(
-            wait_s if stands_still else max(0.0, until_s - time.monotonic())
+            wait_s if is_paused else max(0.0, until_s - time.monotonic())
         ):
             came = (event, *events.drain())
             news: list[Any] = [one.get("data", {}) for one in came]
@@ -188,10 +188,10 @@ class Transfer:
             if {"status": "completed"} in news:
                 return True
             if states := [one for one in news if "status" in one]:
-                stands_still = states[-1] == {"status": "device"}
+                is_paused = states[-1] == {"status": "device"}
             # No time for queries while devices and the last dirty pages are sent, nor at each of
             # the short rounds before that: QEMU answers between other work.
-            if not stands_still and (states or not rounds_are_short):
+            if not is_paused and (states or not rounds_are_short):
                 return False
         return False
 
@@ -228,14 +228,14 @@ class Transfer:
         if self._switchover:
             await self._switchover.consider(status)
         if self._pilot and status.status == "active":
-            look = PrecopySample(
+            sample = PrecopySample(
                 self._sampled_s,
                 status.round,
                 status.remaining_bytes,
                 held=self._is_held,
                 throttle_percent=None if self._options.observe_only else status.throttle_percent,
             )
-            await self._obey(self._pilot.see(look))
+            await self._obey(self._pilot.see(sample))
         fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
         elapsed_s = time.monotonic() - self._began_s
         order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
@@ -247,13 +247,13 @@ class Transfer:
             case SteeringOrder.START_POSTCOPY:
                 await commands.migrate_start_postcopy(self._source)
             case SteeringOrder.STOP_GUEST:
-                await self._stop_at_next_look()
+                await self._stop_at_next_poll()
 
     @property
     def _is_held(self) -> bool:
         return self._switchover is not None and self._switchover.held
 
-    async def _stop_at_next_look(self) -> None:
+    async def _stop_at_next_poll(self) -> None:
         await commands.migrate_set_parameters(
             self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
         )
@@ -283,7 +283,7 @@ class Transfer:
                 await commands.migrate_start_postcopy(self._source)
             case Act.PAUSE:
                 self._pilot = None
-                await self._stop_at_next_look()
+                await self._stop_at_next_poll()
             case Act.ABORT:
                 raise given_up(decision)
 

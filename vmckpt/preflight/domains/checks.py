@@ -1,26 +1,33 @@
 """Every reason why a domain cannot be migrated, found before anything is changed."""
 
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, RefusedError
+from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Method, MigrationOptions, Tls
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
-from vmckpt.preflight import target_host
-from vmckpt.preflight.domains import target_libvirt
+from vmckpt.preflight import destination_host
+from vmckpt.preflight.domains import destination_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.preflight.domains.certificates import (
+    CLIENT_FILES,
+    SERVER_FILES,
+    certificate_dir_of,
+    qemu_user,
+    qemu_users,
+    unreadable,
+)
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
 from vmckpt.preflight.domains.options import client_checks, option_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
-from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.encryption import UNENCRYPTED, Encryption, Scheme, choose
 from vmckpt.preflight.migration.method import (
     copy_checks,
     encryption_checks,
@@ -30,18 +37,14 @@ from vmckpt.preflight.migration.method import (
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import MIB
-from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
 
 # Zeroes written to a copied disk become holes.
 DETECTS_ZEROES = (10, 9, 0)
-QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 # The versions of both libvirts, and of the source's QEMU, needed to hold QEMU back.
 HOLD_SINCE_LIBVIRT, HOLD_SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
-# Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
-QEMU_CERTIFICATES = Path("/etc/pki/qemu")
 
 DETACH = (
     "detach it (virsh detach-device); only a VM from a spec of vmckpt's has [[passthrough]] devices"
@@ -61,7 +64,7 @@ class Route(NamedTuple):
     disks_port: int | None = None
 
 
-class Cargo(NamedTuple):
+class Contents(NamedTuple):
     """What is migrated. `copied_disks` are names of disks in the domain (vda).
 
     `proved_shared`: vmckpt has verified that both hosts share the other disks, which libvirt
@@ -85,38 +88,38 @@ class DomainPreflight(NamedTuple):
 
     checks: tuple[Finding, ...]
     options: MigrationOptions
-    way: tuple[Route, Cargo] | None = None
+    route: tuple[Route, Contents] | None = None
     copies: tuple[DiskCopy, ...] = ()
-    encryption: Encryption = IN_CLEAR
+    encryption: Encryption = UNENCRYPTED
     known_to_target: bool = False
     held_mib_per_s: int = 0
 
-    def require(self, name: str, target: str) -> tuple[Route, Cargo]:
+    def require(self, name: str, destination: str) -> tuple[Route, Contents]:
         """How it is migrated. Raises RefusedError naming every refusal."""
-        what = f"'{name}' cannot migrate to {target}"
+        what = f"'{name}' cannot migrate to {destination}"
         require(self.checks, what)
-        if self.way is None:
+        if self.route is None:
             raise refusal(self.checks, what)
-        return self.way
+        return self.route
 
 
 async def preflight(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
+    domain: Domain, source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
     """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
-    there = target.host
+    there = destination.host
     if at_once := is_there_already(domain, there) or _not_running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
     # Each question is a round trip to a host: independent ones are asked together.
     at_source, (at_target, (moving, (encryption, link))) = await both(
-        _look_at_source(domain, source),
+        _inspect_source(domain, source),
         both(
-            _look_at_target(arrives, source, target, options),
+            _inspect_destination(arrives, source, destination, options),
             both(
-                _look_at_disks(domain, arrives, source, there, options),
+                _inspect_disks(domain, arrives, source, there, options),
                 both(
-                    _encryption(domain.host, there, options),
+                    _encryption(source, destination, options),
                     find_link(options.tls, domain.host, there),
                 ),
             ),
@@ -127,7 +130,7 @@ async def preflight(
     options = resolve_method(options, loses_pages=loss is not None)
     can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
     held = held_mib_per_s(what.memory_bytes) if can_hold else 0
-    cargo = Cargo(
+    contents = Contents(
         domain.seen.persistent,
         disks.copied,
         disks.proved_shared,
@@ -154,7 +157,7 @@ async def preflight(
     return DomainPreflight(
         checks,
         options,
-        (route, cargo),
+        (route, contents),
         disks.plan.copies,
         encryption[0],
         at_target.known,
@@ -191,33 +194,33 @@ class _Moving(NamedTuple):
     ports: list[int | None]
 
 
-async def _look_at_target(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
+async def _inspect_destination(
+    domain: Domain, source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> _AtTarget:
     checks, ((names, userfaults), libvirt) = await both(
-        target_libvirt.checks(domain, source, target),
-        both(both(target.names(), _userfaults(target, options)), target.version()),
+        destination_libvirt.checks(domain, source, destination),
+        both(both(destination.names(), _userfaults(destination, options)), destination.version()),
     )
-    name = await target_libvirt.name(domain, names, target.host)
+    name = await destination_libvirt.name(domain, names, destination.host)
     known = domain.uuid in {one.uuid for one in names}
     return _AtTarget([name, *checks], known, userfaults, libvirt)
 
 
-async def _look_at_disks(
-    domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: MigrationOptions
+async def _inspect_disks(
+    domain: Domain, arrives: Domain, source: Libvirtd, destination: Host, options: MigrationOptions
 ) -> _Moving:
     elsewhere = disks_elsewhere(arrives)
-    disks = await plan_domain_disks(domain, source, target, options.disks, elsewhere)
+    disks = await plan_domain_disks(domain, source, destination, options.disks, elsewhere)
     needed = 2 if disks.copied else 1
     checks, ports = await both(
         all_of(
             [
-                target_libvirt.files(arrives, target, disks.plan.shared),
-                ask(target_host.ports(target, needed=needed)),
-                ask(target_host.clock(domain.host, target)),
+                destination_libvirt.files(arrives, destination, disks.plan.shared),
+                ask(destination_host.ports(destination, needed=needed)),
+                ask(destination_host.clock(domain.host, destination)),
             ]
         ),
-        _ports(target, needed=needed),
+        _ports(destination, needed=needed),
     )
     found = [*disk_checks(disks.plan), *(check for some in checks for check in some)]
     return _Moving(disks, found, ports)
@@ -252,7 +255,7 @@ async def busy(domain: Domain) -> Finding | None:
     return Finding("busy", REFUSE, reason, "wait for its end")
 
 
-async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
+async def _inspect_source(domain: Domain, source: Libvirtd) -> _AtSource:
     version, libvirt = QemuVersion(*await source.qemu_version()), await source.version()
     checks = []
     if (await source.job(domain.uuid)).active:
@@ -279,87 +282,72 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Finding]:
 
 
 async def _encryption(
-    source: Host, target: Host, options: MigrationOptions
+    source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> tuple[Encryption, Finding]:
     if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
-        return IN_CLEAR, Finding("tls", REFUSE, reason, "use --tls auto or require")
-    directories = await both(certificate_dir_of(source), certificate_dir_of(target))
+        return UNENCRYPTED, Finding("tls", REFUSE, reason, "use --tls auto or require")
+    here, there = source.host, destination.host
+    directories = await both(certificate_dir_of(here), certificate_dir_of(there))
+    remedy = (
+        f"vmckpt host check --fixes {here.name} {there.name}  # prints the commands; or, in a "
+        "network that you trust, --tls off"
+    )
     try:
         name = options.tls_name
-        found = await choose(options.tls, source, target, directories=directories, name=name)
+        found = await choose(options.tls, here, there, directories=directories, name=name)
     except RefusedError as exc:
-        here, there = directories
-        reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {target.name})"
-        remedy = (
-            f"vmckpt host check --fixes {source.name} {target.name}  # prints the commands; or, in "
-            "a network that you trust, --tls off"
+        ours, theirs = directories
+        reason = f"{exc.why} (qemu.conf names {ours} on {here.name}, {theirs} on {there.name})"
+        return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
+    if found.scheme is Scheme.CERTIFICATES:
+        reasons = await both(
+            _unreadable(source, directories[0], CLIENT_FILES),
+            _unreadable(destination, directories[1], SERVER_FILES),
         )
-        return IN_CLEAR, Finding("tls", REFUSE, reason, remedy)
-    one_machine = source.is_this_machine and target.is_this_machine
-    if found.scheme is Scheme.CLEAR and not one_machine:
-        remedy = "leave out --tls off: everyone with access to the network can read the guest's "
-        "memory"
+        if any(reasons):
+            reason = "; ".join(filter(None, reasons))
+            return UNENCRYPTED, Finding("tls", REFUSE, reason, remedy)
+    one_machine = here.is_this_machine and there.is_this_machine
+    if found.scheme is Scheme.UNENCRYPTED and not one_machine:
+        remedy = (
+            "leave out --tls off: everyone with access to the network can read the guest's memory"
+        )
         return found, Finding("tls", WARN, found.reason, remedy)
     return found, Finding("tls", OK, found.reason)
 
 
-async def certificate_dir_of(host: Host) -> Path:
-    """The host's directory with QEMU's certificates for migrations, as its libvirt has it."""
-    return certificate_dir(await host.read_text(QEMU_CONF) or "")
+async def _unreadable(session: Libvirtd, directory: Path, names: Sequence[str]) -> str:
+    user = qemu_user(await session.capabilities())
+    if not (missing := await unreadable(session.host, user, directory, names)):
+        return ""
+    return (
+        f"QEMU on {session.host.name} cannot encrypt: its user (uid {user}) cannot read "
+        f"{', '.join(missing)} in {directory}"
+    )
 
 
-async def can_read(host: Host, user: int, path: Path) -> bool:
-    """Whether a user of the host can read a file; True if this user cannot find out."""
-    if await host.user_id() != 0:
-        return True
-    as_user = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
-    try:
-        return (await host.run([*as_user, "test", "-r", str(path)])).returncode != 1
-    except HostDownError:  # it has no setpriv
-        return True
-
-
-def certificate_dir(qemu_conf: str) -> Path:
-    """The directory that qemu.conf sets. Pure."""
-    pairs = re.findall(r'^[ \t]*(\w+)[ \t]*=[ \t]*"([^"\n]*)"', qemu_conf, re.MULTILINE)
-    found = dict(reversed(pairs))  # libvirt uses the first of two lines
-    for name in ("migrate_tls_x509_cert_dir", "default_tls_x509_cert_dir"):
-        if directory := found.get(name):
-            return Path(directory)
-    return QEMU_CERTIFICATES
-
-
-async def _ports(target: Host, *, needed: int) -> list[int | None]:
+async def _ports(destination: Host, *, needed: int) -> list[int | None]:
     """Ports from the host's range for memory and disks; None if libvirt may choose."""
-    if target.migration_ports is None:
+    if destination.migration_ports is None:
         return [None] * needed
-    first, last = target.migration_ports
-    taken = await target.listening_ports(target.migration_address)
+    first, last = destination.migration_ports
+    taken = await destination.listening_ports(destination.migration_address)
     free: list[int | None] = [port for port in range(first, last + 1) if port not in taken]
     return free[:needed]
 
 
-async def _userfaults(target: Libvirtd, options: MigrationOptions) -> list[Finding]:
+async def _userfaults(destination: Libvirtd, options: MigrationOptions) -> list[Finding]:
     if not options.may_postcopy:
         return []
-    allowed = (await target.host.read_text(target_host.USERFAULTFD) or "").strip() == "1"
-    users = qemu_users(await target.capabilities())
+    allowed = (await destination.host.read_text(destination_host.USERFAULTFD) or "").strip() == "1"
+    users = qemu_users(await destination.capabilities())
     if allowed or 0 in users:
-        text = f"QEMU may use it on {target.host.name}"
+        text = f"QEMU may use it on {destination.host.name}"
         return [Finding("userfaultfd", OK, text)]
-    reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {target.host.name}"
+    reason = (
+        f"post-copy needs userfaultfd, which QEMU's user may not use on {destination.host.name}"
+    )
     return [
         Finding("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
     ]
-
-
-def qemu_users(capabilities: str) -> set[int]:
-    """The user ids that libvirt runs QEMU as, by its capabilities. Pure."""
-    labels: Iterable[str] = (
-        label.text or ""
-        for model in parse_xml(capabilities, "a libvirtd's capabilities").iterfind("host/secmodel")
-        if model.findtext("model") == "dac"
-        for label in model.iterfind("baselabel")
-    )
-    return {int(found[1]) for label in labels if (found := re.match(r"\+(\d+):", label))}

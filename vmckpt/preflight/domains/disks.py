@@ -32,7 +32,7 @@ class DomainDisks(NamedTuple):
 
 
 async def plan_domain_disks(
-    domain: Domain, session: Libvirtd, target: Host, how: Disks, elsewhere: Mapping[str, Path]
+    domain: Domain, session: Libvirtd, destination: Host, how: Disks, elsewhere: Mapping[str, Path]
 ) -> DomainDisks:
     """Check every disk on both hosts, as for a VM that vmckpt runs.
 
@@ -51,7 +51,7 @@ async def plan_domain_disks(
         images[disk.target] = DiskImage(disk.target, size.virtual_bytes, size.allocated_bytes, ())
     nodes = tuple(disk.target for disk in local)
     ours = Owned(domain.host, domain.name, owned, nodes, elsewhere)
-    plan = await plan_disks(ours, target, how, images)
+    plan = await plan_disks(ours, destination, how, images)
     copied = [local[copy.number] for copy in plan.copies]
     shared = [disk for disk in local if disk not in copied]
     wrong = (*strange(disks), *_incoherent(shared), *_uncopiable(copied))

@@ -8,7 +8,7 @@ from shlex import quote
 
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.preflight import target_host
+from vmckpt.preflight import destination_host
 from vmckpt.preflight.finding import REFUSE, Finding, ask
 from vmckpt.sequence.steps import both
 from vmckpt.vm.domains.inventory import Domain
@@ -16,11 +16,11 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 
 
 async def left_behind(
-    domain: Domain, arrives: Domain, source: Libvirtd, target: Host
+    domain: Domain, arrives: Domain, source: Libvirtd, destination: Host
 ) -> list[Finding]:
     """Saved memory, a TPM's state, firmware variables that the destination lacks."""
     saved, variables = await both(
-        source.has_saved_memory(domain.uuid), _variables(domain, arrives, target)
+        source.has_saved_memory(domain.uuid), _variables(domain, arrives, destination)
     )
     checks, start = (
         [],
@@ -36,12 +36,12 @@ async def left_behind(
     return checks + variables
 
 
-async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Finding]:
+async def _variables(domain: Domain, arrives: Domain, destination: Host) -> list[Finding]:
     here, there = domain.description.variables, arrives.description.variables
     # Before its first start there is no file yet.
     if here is None or there is None or not await _may_exist(domain.host, here):
         return []
-    return await ask(target_host.variables(domain.host, target, here, there))
+    return await ask(destination_host.variables(domain.host, destination, here, there))
 
 
 async def _may_exist(host: Host, path: Path) -> bool:

@@ -37,47 +37,57 @@ class Transports(NamedTuple):
     one_machine: bool
 
 
-async def find_link(tls: Tls, source: Host, target: Host) -> LibvirtLink:
+async def find_link(tls: Tls, source: Host, destination: Host) -> LibvirtLink:
     """Inspect both hosts, and decide."""
     ports, certificates = await both(
-        target.listening_ports(target.migration_address), _certificates(source)
+        destination.listening_ports(destination.migration_address), _certificates(source)
     )
-    ways = Transports(
+    transports = Transports(
         ports,
         certificates,
-        source.is_this_machine and target.is_this_machine,
+        source.is_this_machine and destination.is_this_machine,
     )
-    return decide_link(tls, ways, source.name, target)
+    return decide_link(tls, transports, source.name, destination)
 
 
-def decide_link(tls: Tls, ways: Transports, source: str, target: Host) -> LibvirtLink:
+def decide_link(tls: Tls, transports: Transports, source: str, destination: Host) -> LibvirtLink:
     """TLS if possible; unencrypted only on request, or within one machine. Pure."""
-    host = in_uri(target.migration_address)
-    if TLS_PORT in ways.ports and ways.certificates is not None:
-        path = f"?pkipath={ways.certificates}" if ways.certificates else ""
-        found = Finding("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
+    host = in_uri(destination.migration_address)
+    if TLS_PORT in transports.ports and transports.certificates is not None:
+        path = f"?pkipath={transports.certificates}" if transports.certificates else ""
+        found = Finding(
+            "libvirt-link", OK, f"{source} reaches libvirtd on {destination.name} by TLS"
+        )
         return LibvirtLink(f"qemu+tls://{host}/system{path}", found)
-    if TCP_PORT in ways.ports and (tls is Tls.OFF or (tls is Tls.AUTO and ways.one_machine)):
-        reason = f"libvirtd on {target.name} accepts unencrypted connections from anyone (port "
-        f"{TCP_PORT})"
+    if TCP_PORT in transports.ports and (
+        tls is Tls.OFF or (tls is Tls.AUTO and transports.one_machine)
+    ):
+        reason = (
+            f"libvirtd on {destination.name} accepts unencrypted connections from anyone (port "
+            f"{TCP_PORT})"
+        )
         found = Finding("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
         return LibvirtLink(f"qemu+tcp://{host}/system", found)
-    return LibvirtLink("", Finding("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
+    return LibvirtLink(
+        "", Finding("libvirt-link", REFUSE, *_obstacle(transports, source, destination))
+    )
 
 
-def _obstacle(ways: Transports, source: str, target: Host) -> tuple[str, str]:
-    if TLS_PORT not in ways.ports:
+def _obstacle(transports: Transports, source: str, destination: Host) -> tuple[str, str]:
+    if TLS_PORT not in transports.ports:
         reason = (
-            f"libvirtd on {target.name} does not listen on {target.migration_address} port "
+            f"libvirtd on {destination.name} does not listen on {destination.migration_address} "
+            "port "
             f"{TLS_PORT}: that of {source} cannot reach it"
         )
         remedy = (
-            f"vmckpt host check --fixes {source} {target.name}  # prints the commands; or, in a "
+            f"vmckpt host check --fixes {source} {destination.name}  # prints the commands; or, "
+            "in a "
             "network that you trust, listen_tcp with --tls off"
         )
         return reason, remedy
-    reason = f"{source} has no client certificate to show to libvirtd on {target.name}"
-    return reason, f"vmckpt pki issue {source} {target.name}"
+    reason = f"{source} has no client certificate to show to libvirtd on {destination.name}"
+    return reason, f"vmckpt pki issue {source} {destination.name}"
 
 
 async def _certificates(source: Host) -> str | None:

@@ -3,10 +3,10 @@
 from shlex import quote
 
 from vmckpt.options.migration import MigrationOptions
-from vmckpt.preflight.domains import target_libvirt
+from vmckpt.preflight.domains import destination_libvirt
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.domains.checks import (
-    Cargo,
+    Contents,
     DomainPreflight,
     Route,
     is_there_already,
@@ -24,15 +24,15 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 
 
 async def preflight_off(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: MigrationOptions
+    domain: Domain, source: Libvirtd, destination: Libvirtd, options: MigrationOptions
 ) -> DomainPreflight:
     """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
-    there = target.host
+    there = destination.host
     if at_once := is_there_already(domain, there) or _running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
     (checks, names), (disks, ((snapshots, left), link)) = await both(
-        both(target_libvirt.checks(arrives, source, target), target.names()),
+        both(destination_libvirt.checks(arrives, source, destination), destination.names()),
         both(
             plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
             both(
@@ -46,23 +46,23 @@ async def preflight_off(
     )
     found = (
         Finding("running", OK, "the domain is off"),
-        await target_libvirt.name(arrives, names, there),
+        await destination_libvirt.name(arrives, names, there),
         # A shut-off domain has none.
         *(check for check in checks if check.code != "memory"),
         *disk_checks(disks.plan),
         *uncopied(disks),
-        *await target_libvirt.files(arrives, there, disks.plan.shared),
+        *await destination_libvirt.files(arrives, there, disks.plan.shared),
         *snapshots,
         *left,
         link.check,
         *off_checks(options),
         *arrival_checks(domain, options.at_target),
     )
-    cargo = Cargo(True, (), disks.proved_shared, encrypted=False)
+    contents = Contents(True, (), disks.proved_shared, encrypted=False)
     return DomainPreflight(
         found,
         options,
-        (Route(link.uri, there.migration_address), cargo),
+        (Route(link.uri, there.migration_address), contents),
         known_to_target=domain.uuid in {one.uuid for one in names},
     )
 

@@ -37,12 +37,12 @@ def option_checks(options: MigrationOptions) -> Iterator[Finding]:
     if options.auto_converge and options.most_throttle_percent is not None:
         reason = "libvirt's auto-converge has no upper limit: --max-slowdown holds by forecast only"
         yield Finding("qemu-option", WARN, reason, "leave out --auto-converge to be sure of it")
-    for option, asked in (
+    for option, is_given in (
         ("--bandwidth", options.bandwidth_bytes_per_s),
         ("--postcopy-bandwidth", options.postcopy_bandwidth_bytes_per_s),
     ):
-        rate = whole_mib(asked)
-        if asked and asked != rate * MIB:
+        rate = whole_mib(is_given)
+        if is_given and is_given != rate * MIB:
             reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate} MiB/s"
             yield Finding("bandwidth", WARN, reason, f"ask for {option} {rate}MiB/s")
 

@@ -16,7 +16,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight import destination_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.host import libvirtd as domain_checks
 from vmckpt.preflight.host import remedies
@@ -84,34 +84,34 @@ async def _all(
     async for check in _userfaults(host, paste):
         yield check
     async for check in vm_users.host_checks(host):
-        yield _mended_by(remedies.vm_uids(check, paste), check)
+        yield _with_fix(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
-    async for check in target_host.ports(host, needed=1):
-        yield _mended_by(remedies.ports(host, paste), check)
+    async for check in destination_host.ports(host, needed=1):
+        yield _with_fix(remedies.ports(host, paste), check)
     async for check in _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
-    async for check in target_host.clock(operator, host):
-        yield _mended_by(await remedies.clock(host, paste), check)
+    async for check in destination_host.clock(operator, host):
+        yield _with_fix(await remedies.clock(host, paste), check)
 
 
 async def _userfaults(host: Host, paste: Paste) -> AsyncIterator[Finding]:
     try:
-        found = await ask(target_host.userfaults(host))
+        found = await ask(destination_host.userfaults(host))
     except (RefusedError, HostDownError, OperationFailedError) as exc:
         yield Finding("userfaultfd", WARN, f"unknown: {exc.what}", await remedies.qemu(host, paste))
         return
     for one in found:
-        faults = _mended_by(await remedies.userfaultfd(host, paste), one)
+        faults = _with_fix(await remedies.userfaultfd(host, paste), one)
         # Only post-copy needs it.
         yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
 
 
-def _mended_by(line: str, check: Finding) -> Finding:
+def _with_fix(line: str, check: Finding) -> Finding:
     """Replace the remedy, unless all is well."""
     return check if check.verdict == OK else check._replace(remedy=line)
 
@@ -169,13 +169,13 @@ async def _memory(host: Host, facts: dict[str, Any]) -> Finding:
 
 
 async def _room(host: Host, paste: Paste, facts: dict[str, Any]) -> Finding:
-    place = host.state_dir
-    while not await host.exists(place):
-        place = place.parent
-    free = facts["state_free_bytes"] = await host.free_bytes(place)
+    directory = host.state_dir
+    while not await host.exists(directory):
+        directory = directory.parent
+    free = facts["state_free_bytes"] = await host.free_bytes(directory)
     text = f"{format_size(free)} free for {host.state_dir}"
     if free < LITTLE_ROOM_BYTES:
-        return Finding("room", WARN, text, remedies.room(place, paste))
+        return Finding("room", WARN, text, remedies.room(directory, paste))
     return Finding("room", OK, text)
 
 
@@ -224,8 +224,8 @@ async def _network(host: Host, paste: Paste) -> AsyncIterator[Finding]:
         reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
         yield Finding("bridge", WARN, reason, await remedies.name_bridge(host, paste))
         return
-    async for found in target_host.bridge(host, host.bridge):
-        yield _mended_by(remedies.make_bridge(host.bridge, paste), found)
+    async for found in destination_host.bridge(host, host.bridge):
+        yield _with_fix(remedies.make_bridge(host.bridge, paste), found)
     yield await _taps(host, paste)
 
 

@@ -1,13 +1,12 @@
 """What a host's libvirtd lacks for migrating its domains from and to it."""
 
-from collections.abc import Collection
 from typing import Any
 
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.paste import Paste
-from vmckpt.hosts.pki.identity import read_identity
-from vmckpt.preflight.domains.checks import can_read, certificate_dir_of, qemu_users
+from vmckpt.hosts.pki.identity import FILES, read_identity
+from vmckpt.preflight.domains.certificates import certificate_dir_of, qemu_user, unreadable
 from vmckpt.preflight.domains.link import TLS_PORT
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.host import remedies
@@ -22,7 +21,7 @@ async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Findin
     try:
         async with libvirtd(host) as session:
             version, qemu = await both(session.version(), session.qemu_version())
-            users = qemu_users(await session.capabilities())
+            user = qemu_user(await session.capabilities())
     except RefusedError as exc:
         return [Finding("libvirtd", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)]
     except HostDownError as exc:
@@ -32,7 +31,7 @@ async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Findin
     text = f"libvirt {facts['libvirt_version']} with QEMU {'.'.join(map(str, qemu))} answers"
     return [
         Finding("libvirtd", OK, text),
-        *await both(_listens(host, paste), _encrypts(host, paste, users)),
+        *await both(_listens(host, paste), _encrypts(host, paste, user)),
     ]
 
 
@@ -48,9 +47,8 @@ async def _listens(host: Host, paste: Paste) -> Finding:
     return Finding("libvirt-tls", WARN, reason, remedies.libvirt_listens(host, paste))
 
 
-async def _encrypts(host: Host, paste: Paste, users: Collection[int]) -> Finding:
+async def _encrypts(host: Host, paste: Paste, user: int | None) -> Finding:
     directory = await certificate_dir_of(host)
-    user = None if 0 in users else min(users, default=None)
     remedy = remedies.libvirt_encrypts(host, paste, directory, user)
     try:
         found = await read_identity(host, directory)
@@ -59,7 +57,10 @@ async def _encrypts(host: Host, paste: Paste, users: Collection[int]) -> Finding
     if found is None:
         reason = f"its QEMUs cannot encrypt: qemu.conf has them look in {directory}, which is empty"
         return Finding("libvirt-certificates", WARN, reason, remedy)
-    if user is not None and not await can_read(host, user, directory / "ca-cert.pem"):
-        reason = f"its QEMUs cannot encrypt: their user (uid {user}) cannot read {directory}"
+    if missing := await unreadable(host, user, directory, FILES):
+        reason = (
+            f"its QEMUs cannot encrypt: their user (uid {user}) cannot read {', '.join(missing)} "
+            f"in {directory}"
+        )
         return Finding("libvirt-certificates", WARN, reason, remedy)
     return Finding("libvirt-certificates", OK, f"its QEMUs encrypt by those in {directory}")

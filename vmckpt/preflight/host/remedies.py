@@ -9,7 +9,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.paste import Paste, in_double_quotes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.pki.authority import authority_key, has_authority
+from vmckpt.hosts.pki.ca import ca_key, has_ca
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.installing import (
@@ -22,8 +22,8 @@ from vmckpt.installing import (
     qemu_program,
     settings,
 )
-from vmckpt.preflight import target_host
-from vmckpt.preflight.domains.checks import QEMU_CERTIFICATES
+from vmckpt.preflight import destination_host
+from vmckpt.preflight.domains.certificates import QEMU_CERTIFICATES
 from vmckpt.preflight.finding import WARN, Finding
 from vmckpt.preflight.vm_users import SUGGESTED
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
@@ -88,13 +88,13 @@ async def kvm(host: Host, paste: Paste) -> str:
 
 async def kernel(host: Host, paste: Paste) -> str:
     """A newer kernel, if the distribution has one."""
-    said = settings(await _os_release(host))
-    match said.get("ID"):
+    reply = settings(await _os_release(host))
+    match reply.get("ID"):
         case "debian":
-            suite = f"{said.get('VERSION_CODENAME', 'stable')}-backports"
+            suite = f"{reply.get('VERSION_CODENAME', 'stable')}-backports"
             command = f"apt-get install -y -t {suite} linux-image-amd64"
         case "ubuntu":
-            command = f"apt-get install -y linux-generic-hwe-{said.get('VERSION_ID', '24.04')}"
+            command = f"apt-get install -y linux-generic-hwe-{reply.get('VERSION_ID', '24.04')}"
         case "fedora":
             command = "dnf upgrade -y kernel"
         case _:
@@ -105,7 +105,7 @@ async def kernel(host: Host, paste: Paste) -> str:
 async def userfaultfd(host: Host, paste: Paste) -> str:
     """Now and at every boot: its device for a group, or the system call for all (older QEMUs)."""
     if await _knows_device(host):
-        device = target_host.USERFAULTFD_DEVICE
+        device = destination_host.USERFAULTFD_DEVICE
         rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'
         return paste.as_root(
             f"group=$(id -gn {await host.user_id()}) && echo {rule} >{UDEV_RULE} && "
@@ -118,7 +118,7 @@ async def userfaultfd(host: Host, paste: Paste) -> str:
 
 async def _knows_device(host: Host) -> bool:
     try:
-        return (await abilities(host)).version >= target_host.BY_DEVICE
+        return (await abilities(host)).version >= destination_host.BY_DEVICE
     except (RefusedError, HostDownError, OperationFailedError):
         return True  # a newer one may already be installed
 
@@ -137,10 +137,10 @@ def room(directory: Path, paste: Paste) -> str:
 def certificates(host: Host, operator: Host) -> str:
     """Issue new certificates with the operator's CA, which may not exist yet."""
     issue = f"vmckpt pki issue {host.name}"
-    if has_authority(operator.state_dir):
+    if has_ca(operator.state_dir):
         return issue
     # Another host's remedy may have created it before this one is pasted.
-    key = shlex.quote(str(authority_key(operator.state_dir)))
+    key = shlex.quote(str(ca_key(operator.state_dir)))
     return f"test -e {key} || vmckpt pki init; {issue}"
 
 
@@ -214,12 +214,15 @@ def libvirt_encrypts(host: Host, paste: Paste, directory: Path, user: int | None
     issue, pki = f"vmckpt pki issue {host.name}", pki_dir(host)
     if user is None and directory == pki:
         return issue
-    place = pki if user is None else QEMU_CERTIFICATES
-    settings = {"migrate_tls_x509_cert_dir": f'"{place}"', "migrate_tls_x509_verify": "1"}
+    certificates_dir = pki if user is None else QEMU_CERTIFICATES
+    settings = {
+        "migrate_tls_x509_cert_dir": f'"{certificates_dir}"',
+        "migrate_tls_x509_verify": "1",
+    }
     parts = [f"{_put(settings, '/etc/libvirt/qemu.conf')} && systemctl restart libvirtd"]
     if user is not None:
-        copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {place}"
-        parts = [f"install -d {place}", copied, *parts]
+        copied = f"install -o {user} -m 600 {shlex.quote(str(pki))}/*.pem {certificates_dir}"
+        parts = [f"install -d {certificates_dir}", copied, *parts]
     return f"{issue} && {paste.as_root(' && '.join(parts))}"
 
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import MigrationOptions
-from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight import destination_host, vm_users
 from vmckpt.preflight.adopted import adopted_changes
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
-from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.encryption import UNENCRYPTED, Encryption, Scheme, choose
 from vmckpt.preflight.migration.method import (
     copy_checks,
     domain_checks,
@@ -56,74 +56,78 @@ class Preflight(NamedTuple):
     options: MigrationOptions
     agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
-    encryption: Encryption = IN_CLEAR
+    encryption: Encryption = UNENCRYPTED
 
     @property
     def possible(self) -> bool:
         """Whether no check refuses."""
         return self.agreement is not None and all(c.verdict != REFUSE for c in self.checks)
 
-    def require(self, vm_name: str, target: str) -> Agreement:
+    def require(self, vm_name: str, destination: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
-        what = f"'{vm_name}' cannot migrate to {target}"
+        what = f"'{vm_name}' cannot migrate to {destination}"
         require(self.checks, what)
         if self.agreement is None:
             raise refusal(self.checks, what)
         return self.agreement
 
 
-async def preflight(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
+async def preflight(vm: Vm, destination: Host, options: MigrationOptions) -> Preflight:
     """Ask both hosts; changes nothing. Raises HostDownError if one cannot be asked."""
-    both_here = vm.host.is_this_machine and target.is_this_machine
-    if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
-        reason = f"the VM is on {target.name} already"
+    both_here = vm.host.is_this_machine and destination.is_this_machine
+    if vm.host.name == destination.name or (
+        both_here and vm.host.state_dir == destination.state_dir
+    ):
+        reason = f"the VM is on {destination.name} already"
         return Preflight((Finding("same-host", REFUSE, reason, "name another host"),), options)
-    found, network = await both(_checked(vm, target, options), ask(target_host.network(vm, target)))
+    found, network = await both(
+        _checked(vm, destination, options), ask(destination_host.network(vm, destination))
+    )
     return found._replace(checks=(*found.checks, *network))
 
 
-async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight:
+async def _checked(vm: Vm, destination: Host, options: MigrationOptions) -> Preflight:
     """All checks except the destination's network, which takes as long as the rest."""
-    source = await _look_at_source(vm, options)
-    rights = await ask(target_host.permissions(vm, target))
+    source = await _inspect_source(vm, options)
+    rights = await ask(destination_host.permissions(vm, destination))
     if any(one.verdict == REFUSE for one in rights):
         return Preflight((*rights, *source.checks), options)
-    ours, theirs = source.abilities, await abilities(target)
+    ours, theirs = source.abilities, await abilities(destination)
     loss = dirty_log.loss(vm, ours.version)
     several = splits_well(ours, theirs)
     options = resolve_method(options, loses_pages=loss is not None, splits_well=several)
     disks = await plan_disks(
-        Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
+        Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), destination, options.disks, source.images
     )
-    encryption, encrypted = await _encryption(vm, target, options)
+    encryption, encrypted = await _encryption(vm, destination, options)
     settings = options.settings(copies_disks=bool(disks.copies))
     checks = await ask(
-        target_host.name(vm, target),
-        target_host.machine(vm, target, theirs),
-        target_host.accel(vm, target),
+        destination_host.name(vm, destination),
+        destination_host.machine(vm, destination, theirs),
+        destination_host.accel(vm, destination),
         rights,
-        vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
-        target_host.room(vm, target),
+        vm_users.checks(destination, vm.spec, vm.host if disks.shared else None),
+        destination_host.room(vm, destination),
         disk_checks(disks),
         _pace(ours, disks.copies),
-        target_host.files(vm, target, disks.shared),
-        _variables(vm, target) if options.offline else (),
-        target_host.forwards(vm, target),
-        target_host.ports(target, needed=2 if disks.copies else 1),
-        target_host.clock(vm.host, target),
+        destination_host.files(vm, destination, disks.shared),
+        _variables(vm, destination) if options.offline else (),
+        destination_host.forwards(vm, destination),
+        destination_host.ports(destination, needed=2 if disks.copies else 1),
+        destination_host.clock(vm.host, destination),
         [encrypted],
         source.checks,
         passthrough_checks(
-            vm, target, may_postcopy=options.may_postcopy, is_running=source.is_running
+            vm, destination, may_postcopy=options.may_postcopy, is_running=source.is_running
         ),
         postcopy_risk(options),
         encryption_checks(options, encryption),
         copy_checks(options, copies_disks=bool(disks.copies)),
         _locking(vm) if options.zero_copy else (),
         domain_checks(options),
-        target_host.userfaults(target) if options.may_postcopy else (),
+        destination_host.userfaults(destination) if options.may_postcopy else (),
         dirty_log.checks(loss, options) if loss else (),
-        _way_back(vm, ours, theirs, settings),
+        _return_checks(vm, ours, theirs, settings),
     )
     agreed = agree(ours, theirs, settings)
     if isinstance(agreed, Agreement):
@@ -133,10 +137,10 @@ async def _checked(vm: Vm, target: Host, options: MigrationOptions) -> Preflight
     return Preflight(tuple(checks), options)
 
 
-async def _variables(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def _variables(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     if vm.spec.firmware is not None:
         path = vm.spec.firmware.vars
-        async for found in target_host.variables(vm.host, target, path, path):
+        async for found in destination_host.variables(vm.host, destination, path, path):
             yield found
 
 
@@ -151,7 +155,7 @@ async def busy(vm: Vm) -> Finding | None:
     )
 
 
-def _way_back(
+def _return_checks(
     vm: Vm, ours: Abilities, theirs: Abilities, settings: WantedSettings
 ) -> Iterator[Finding]:
     """Whether the VM can migrate back the same way; never a refusal."""
@@ -197,18 +201,21 @@ def _option(refusal: Refusal) -> Finding:
 
 
 async def _encryption(
-    vm: Vm, target: Host, options: MigrationOptions
+    vm: Vm, destination: Host, options: MigrationOptions
 ) -> tuple[Encryption, Finding]:
-    own_users = bool(vm.host.vm_uids or target.vm_uids or await user_of(vm.host, vm.qemu.files))
+    own_users = bool(
+        vm.host.vm_uids or destination.vm_uids or await user_of(vm.host, vm.qemu.files)
+    )
     try:
         name = options.tls_name
-        found = await choose(options.tls, vm.host, target, name=name, own_users=own_users)
+        found = await choose(options.tls, vm.host, destination, name=name, own_users=own_users)
     except RefusedError as exc:
-        return IN_CLEAR, Finding("tls", REFUSE, exc.why, exc.remedy)
-    one_machine = vm.host.is_this_machine and target.is_this_machine
-    if found.scheme is Scheme.CLEAR and not one_machine:
-        remedy = "leave out --tls off: everyone with access to the network can read the guest's "
-        "memory"
+        return UNENCRYPTED, Finding("tls", REFUSE, exc.why, exc.remedy)
+    one_machine = vm.host.is_this_machine and destination.is_this_machine
+    if found.scheme is Scheme.UNENCRYPTED and not one_machine:
+        remedy = (
+            "leave out --tls off: everyone with access to the network can read the guest's memory"
+        )
         return found, Finding("tls", WARN, found.reason, remedy)
     return found, Finding("tls", OK, found.reason)
 
@@ -220,7 +227,7 @@ class _MigrationSource(NamedTuple):
     is_running: bool = False
 
 
-async def _look_at_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
+async def _inspect_source(vm: Vm, options: MigrationOptions) -> _MigrationSource:
     # An adopted QEMU may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():

@@ -56,5 +56,5 @@ def checks(found: Loss, options: MigrationOptions) -> Iterator[Finding]:
         reason = f"{found.reason}: post-copy destroys the guest"
         yield Finding(CODE, REFUSE, reason, remedy)
     else:
-        told = "now and then: the guest may be damaged although QEMU says 'completed'"
-        yield Finding(CODE, WARN, f"{found.reason} {told}", remedy)
+        risk = "now and then: the guest may be damaged although QEMU says 'completed'"
+        yield Finding(CODE, WARN, f"{found.reason} {risk}", remedy)

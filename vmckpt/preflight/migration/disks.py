@@ -51,7 +51,7 @@ class DiskCopy(NamedTuple):
 
 
 class DiskPlan(NamedTuple):
-    """What happens to every disk. With an obstacle nothing may be started.
+    """What happens to every disk. Nothing may be started while there is an obstacle.
 
     `shared` includes the backing files of shared disks.
     """
@@ -64,18 +64,18 @@ class DiskPlan(NamedTuple):
 class DiskPaths(NamedTuple):
     """A disk's paths on both hosts. `shared` is None if that could not be determined: see `why`.
 
-    `device`: the disk is a device on one of the hosts, and not declared shared. `target_left`: the
-    existing file is the VM's own, left by a replication.
+    `device`: the disk is a device on one of the hosts, and not declared shared. `destination_left`:
+    the existing file is the VM's own, left by a replication.
     """
 
     number: int
     source: Path
-    target: Path
+    destination: Path
     shared: bool | None
     why: str = ""
-    target_taken: bool = False
-    target_left: bool = False
-    target_has_directory: bool = True
+    destination_taken: bool = False
+    destination_left: bool = False
+    destination_has_directory: bool = True
     keep: bool = False
     device: Path | None = None
 
@@ -94,24 +94,24 @@ class Owned(NamedTuple):
 
 
 async def plan_disks(
-    owned: Owned, target: Host, how: Disks, images: Mapping[str, DiskImage]
+    owned: Owned, destination: Host, how: Disks, images: Mapping[str, DiskImage]
 ) -> DiskPlan:
     """Check every disk on both hosts; a marker file, removed afterwards, shows what they share.
 
     `images` has the nodes of the running QEMU.
     """
-    places = await asyncio.gather(
-        *(_place(owned, target, number, disk, how) for number, disk in enumerate(owned.disks))
+    all_paths = await asyncio.gather(
+        *(_paths(owned, destination, number, disk, how) for number, disk in enumerate(owned.disks))
     )
-    plan = decide_disks(owned.disks, owned.nodes, places, images)
-    full = tuple(await _room(plan.copies, target))
+    plan = decide_disks(owned.disks, owned.nodes, all_paths, images)
+    full = tuple(await _room(plan.copies, destination))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
 
 def decide_disks(
     disks: Iterable[Disk],
     nodes: Iterable[str],
-    places: Iterable[DiskPaths],
+    all_paths: Iterable[DiskPaths],
     images: Mapping[str, DiskImage],
 ) -> DiskPlan:
     """Decide what happens to every disk. Pure; `images` has the nodes of the running QEMU.
@@ -121,106 +121,106 @@ def decide_disks(
     shared: list[Path] = []
     copies: list[DiskCopy] = []
     obstacles: list[DiskObstacle] = []
-    for disk, node, place in zip(disks, nodes, places, strict=True):
+    for disk, node, paths in zip(disks, nodes, all_paths, strict=True):
         image = images.get(node)
-        if place.shared:
+        if paths.shared:
             # QEMU names a backing file by its path, or by JSON if it is not a file.
             backing = image.backing if image else ()
-            shared += [place.target, *(Path(name) for name in backing if name.startswith("/"))]
-        elif obstacle := _obstacle(place, image):
+            shared += [paths.destination, *(Path(name) for name in backing if name.startswith("/"))]
+        elif obstacle := _obstacle(paths, image):
             obstacles.append(obstacle)
         elif image is None and images:
-            reason = f"its QEMU has no block node '{node}', which {place.source} was known by"
+            reason = f"its QEMU has no block node '{node}', which {paths.source} was known by"
             obstacles.append(DiskObstacle("disk-node", reason, NODELESS))
         elif image:
             copies.append(
                 DiskCopy(
-                    place.number,
+                    paths.number,
                     disk.format,
                     disk.read_only,
                     image.virtual_size_bytes,
                     image.allocated_bytes,
-                    place.source,
-                    place.target,
+                    paths.source,
+                    paths.destination,
                     node,
                     disk.node,
-                    place.keep,
-                    place.target_left,
+                    paths.keep,
+                    paths.destination_left,
                 )
             )
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
 
 
-def _obstacle(place: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
-    if place.device is not None:
-        reason = f"{place.device} is a device, and only image files are copied"
+def _obstacle(paths: DiskPaths, image: DiskImage | None) -> DiskObstacle | None:
+    if paths.device is not None:
+        reason = f"{paths.device} is a device, and only image files are copied"
         return DiskObstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
-    if place.shared is None:
-        reason = f"it is unknown whether {place.source} is shared: {place.why}"
+    if paths.shared is None:
+        reason = f"it is unknown whether {paths.source} is shared: {paths.why}"
         return DiskObstacle("disk-shared", reason, EXPLICIT)
-    if place.target_taken and not place.target_left:
+    if paths.destination_taken and not paths.destination_left:
         return DiskObstacle(
             "disk-target",
-            f"{place.target} exists on the destination already, and is never written over",
+            f"{paths.destination} exists on the destination already, and is never written over",
             "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
             "--disks shared",
         )
-    if not place.target_has_directory:
-        reason = f"the destination has no directory {place.target.parent}"
+    if not paths.destination_has_directory:
+        reason = f"the destination has no directory {paths.destination.parent}"
         return DiskObstacle("disk-target", reason, "create it there")
     if image and image.snapshots:
         return DiskObstacle(
             "disk-snapshots",
-            f"{place.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
+            f"{paths.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
             "remove them (vmckpt checkpoint rm NAME --kind internal --vm VM), or put the disk on "
             "shared storage",
         )
     return None
 
 
-async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
+async def _paths(owned: Owned, destination: Host, number: int, disk: Disk, how: Disks) -> DiskPaths:
     source = owned.host
     here = disk.on(source.state_dir)
-    there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)
+    there = owned.elsewhere.get(disk.node) or disk.on(destination.state_dir)
     if how is Disks.SHARED:
         return DiskPaths(number, here, there, shared=True)
     devices, (taken, has_directory) = await both(
-        both(is_device(source, here), is_device(target, there)),
-        both(target.exists(there), target.exists(there.parent)),
+        both(is_device(source, here), is_device(destination, there)),
+        both(destination.exists(there), destination.exists(there.parent)),
     )
     if any(devices):
         return DiskPaths(number, here, there, None, device=here if devices[0] else there)
-    shared, why = await _looked_for(how, source, target, (here, there))
+    shared, why = await _find_shared(how, source, destination, (here, there))
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not be copied; but a running copy may still be undone.
-        names = await target.list_dir(there.parent)
+        names = await destination.list_dir(there.parent)
         being_copied = any(name.startswith(f"{there.name}{PROOF_SUFFIX}") for name in names)
         ours = await source.fingerprint(here)
-        shared = not being_copied and ours == await target.fingerprint(there)
-    left = shared is False and taken and await is_superseded(target, owned.vm_name, there)
+        shared = not being_copied and ours == await destination.fingerprint(there)
+    left = shared is False and taken and await is_superseded(destination, owned.vm_name, there)
     return DiskPaths(
         number,
         here,
         there,
         shared,
         why,
-        target_taken=taken,
-        target_left=left,
+        destination_taken=taken,
+        destination_left=left,
         # An images directory is created when needed.
-        target_has_directory=not disk.path.is_absolute() or has_directory,
+        destination_has_directory=not disk.path.is_absolute() or has_directory,
         keep=(disk.read_only and disk.path.is_absolute())
         or (shared is False and await _is_others(owned, here)),
     )
 
 
-async def _looked_for(
-    how: Disks, source: Host, target: Host, paths: tuple[Path, Path]
+async def _find_shared(
+    how: Disks, source: Host, destination: Host, paths: tuple[Path, Path]
 ) -> tuple[bool | None, str]:
     if how is not Disks.AUTO:
         return False, ""
-    shared, why = await is_shared(source, target, *paths)
+    shared, why = await is_shared(source, destination, *paths)
     if shared:
-        here, there = await both(source.resolve(paths[0]), target.resolve(paths[1]))
+        here, there = await both(source.resolve(paths[0]), destination.resolve(paths[1]))
         # In a shared directory, a different name is a different image.
         shared = here.name == there.name
     return shared, why
@@ -235,16 +235,16 @@ async def _is_others(owned: Owned, path: Path) -> bool:
         return True  # libvirtd does not answer, or a VM's files are damaged: unknown
 
 
-async def _room(copies: Iterable[DiskCopy], target: Host) -> list[DiskObstacle]:
+async def _room(copies: Iterable[DiskCopy], destination: Host) -> list[DiskObstacle]:
     needed: dict[Path, int] = {}
     for copy in copies:
         directory = copy.target.parent
-        while not await target.exists(directory):
+        while not await destination.exists(directory):
             directory = directory.parent
         needed[directory] = needed.get(directory, 0) + copy.allocated_bytes
     found = []
     for directory, need in needed.items():
-        free = await target.free_bytes(directory)
+        free = await destination.free_bytes(directory)
         if free < need:
             text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
             remedy = "free space on the destination, or choose another host"

@@ -14,7 +14,7 @@ from vmckpt.options.migration import Tls
 class Scheme(Enum):
     """How the ends authenticate; the value is the term in reports."""
 
-    CLEAR = "off"
+    UNENCRYPTED = "off"
     CERTIFICATES = "x509"
     ONE_TIME_KEY = "psk"
 
@@ -32,13 +32,13 @@ class Encryption(NamedTuple):
     name: str | None = None
 
 
-IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
+UNENCRYPTED = Encryption(Scheme.UNENCRYPTED, "not encrypted")
 
 
 async def choose(
     tls: Tls,
     source: Host,
-    target: Host,
+    destination: Host,
     now_unix_s: float | None = None,
     *,
     directories: tuple[Path, Path] | None = None,
@@ -58,28 +58,29 @@ async def choose(
     users they get a key for this migration instead.
     """
     if tls is Tls.OFF:
-        return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
+        return Encryption(Scheme.UNENCRYPTED, "not encrypted, as asked for")
     if tls is Tls.PSK:
         return Encryption(
             Scheme.ONE_TIME_KEY, "encrypted, with a key made for this migration alone"
         )
     here, there = directories or (None, None)
-    ours, theirs = await _identity(source, here), await _identity(target, there)
-    one_machine = source.is_this_machine and target.is_this_machine
+    ours, theirs = await _identity(source, here), await _identity(destination, there)
+    one_machine = source.is_this_machine and destination.is_this_machine
     if tls is Tls.AUTO and own_users and name is None and (ours or theirs or not one_machine):
         reason = "encrypted, with a key made for this migration alone: no VM's user sees its host's"
         return Encryption(Scheme.ONE_TIME_KEY, reason)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
-        if found := obstacles((source, ours), (target, theirs), now, name):
+        if found := obstacles((source, ours), (destination, theirs), now, name):
             raise _refused(found)
-        reason = f"encrypted; {source.name} and {target.name} authenticate by certificates"
+        reason = f"encrypted; {source.name} and {destination.name} authenticate by certificates"
         return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(
-            Scheme.CLEAR, "not encrypted: both hosts are this machine and have no certificates"
+            Scheme.UNENCRYPTED,
+            "not encrypted: both hosts are this machine and have no certificates",
         )
-    without = [host.name for host, has in ((source, ours), (target, theirs)) if not has]
+    without = [host.name for host, has in ((source, ours), (destination, theirs)) if not has]
     reason = f"{' and '.join(without)} cannot encrypt: no certificates"
     raise _refused([TlsObstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
 

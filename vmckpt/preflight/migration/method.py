@@ -34,8 +34,8 @@ def _may_split(options: MigrationOptions) -> bool:
 
     With them QEMU keeps a bandwidth limit less exactly.
     """
-    asked = options.channels, options.compression
-    return asked == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
+    requested = options.channels, options.compression
+    return requested == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
 
 
 def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def postcopy_risk(options: MigrationOptions) -> Iterator[Finding]:
 
 def encryption_checks(options: MigrationOptions, encryption: Encryption) -> Iterator[Finding]:
     """Options that encryption rules out, or that require it. Pure."""
-    if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
+    if options.zero_copy and encryption.scheme is not Scheme.UNENCRYPTED:
         reason = "--zerocopy: what is encrypted is a copy of the page already"
         remedy = "leave out --zerocopy, or in a network that you trust add --tls off"
         yield Finding("qemu-option", REFUSE, reason, remedy)
@@ -73,6 +73,6 @@ def copy_checks(options: MigrationOptions, *, copies_disks: bool) -> Iterator[Fi
 def domain_checks(options: MigrationOptions) -> Iterator[Finding]:
     """Options that apply only to libvirt domains. Pure."""
     if options.at_target is not None:
-        asked = ", ".join(options.at_target.asked)
-        reason = f"{asked}: only a domain of libvirt's arrives as another than it left"
-        yield Finding("qemu-option", REFUSE, reason, f"leave out {asked}")
+        flags = ", ".join(options.at_target.flags)
+        reason = f"{flags}: only a domain of libvirt's arrives as another than it left"
+        yield Finding("qemu-option", REFUSE, reason, f"leave out {flags}")

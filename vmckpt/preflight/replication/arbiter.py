@@ -34,13 +34,13 @@ async def arbiter_check(
     primary: Host, standby: Host, options: ReplicationOptions
 ) -> AsyncIterator[Finding]:
     """Warn if the arbiter fails with one of the hosts. On one machine everything does."""
-    place = options.arbiter
+    location = options.arbiter
     if primary.is_this_machine and standby.is_this_machine:
-        yield Finding("arbiter", OK, f"leases are at {place}, on this machine as all else")
+        yield Finding("arbiter", OK, f"leases are at {location}, on this machine as all else")
         return
-    here, there = await asyncio.gather(_lost_with(primary, place), _lost_with(standby, place))
+    here, there = await asyncio.gather(_lost_with(primary, location), _lost_with(standby, location))
     if not (here or there):
-        reason = f"the arbiter at {place} is on neither host, as far as is seen"
+        reason = f"the arbiter at {location} is on neither host, as far as is seen"
         yield Finding("arbiter", OK, reason)
         return
     reason = "; ".join(how for how in (here, there) if how)
@@ -55,10 +55,10 @@ async def arbiter_check(
     yield Finding("arbiter", WARN, reason, remedy)
 
 
-async def _lost_with(host: Host, place: str) -> str:
+async def _lost_with(host: Host, location: str) -> str:
     """How the arbiter is lost with that host; "": it is not, as far as is known."""
-    if place.startswith(ETCD):
-        urls = place.removeprefix(ETCD).split(",")
+    if location.startswith(ETCD):
+        urls = location.removeprefix(ETCD).split(",")
         addresses = await _addresses(host)
         on_it = [url for url in urls if await _is_at(url, addresses)]
         has_majority = len(urls) - len(on_it) > len(urls) // 2
@@ -68,11 +68,11 @@ async def _lost_with(host: Host, place: str) -> str:
             f"{len(on_it)} of the {len(urls)} members of etcd that are named "
             f"({', '.join(on_it)}) {'is' if len(on_it) == 1 else 'are'} on {host.name}"
         )
-    directory = str(await host.resolve(Path(place)))
+    directory = str(await host.resolve(Path(location)))
     found = mounted_at(directory, await host.read_text(_MOUNTS) or "")
     if found is None or found.kind not in _OWN:
         return ""
-    return f"{place} is on {host.name}'s own {found.kind}"
+    return f"{location} is on {host.name}'s own {found.kind}"
 
 
 async def _addresses(host: Host) -> frozenset[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.options.replication import SHARED, ReplicationOptions
-from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight import capture, destination_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.replication import memory
 from vmckpt.preflight.replication.arbiter import arbiter_check
@@ -33,16 +33,16 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         disk_checks(vm, standby, images, options.disks),
         _firmware(vm),
         _passthrough(vm),
-        target_host.name(vm, standby),
-        target_host.machine(vm, standby, theirs),
-        target_host.accel(vm, standby),
-        target_host.permissions(vm, standby),
+        destination_host.name(vm, standby),
+        destination_host.machine(vm, standby, theirs),
+        destination_host.accel(vm, standby),
+        destination_host.permissions(vm, standby),
         vm_users.checks(standby, vm.spec, vm.host if shares else None),
-        target_host.room(vm, standby),
+        destination_host.room(vm, standby),
         memory.checks(vm, standby),
-        target_host.files(vm, standby, read_only),
-        target_host.network(vm, standby),
-        target_host.ports(standby, needed=1),
+        destination_host.files(vm, standby, read_only),
+        destination_host.network(vm, standby),
+        destination_host.ports(standby, needed=1),
         capture.tracking(vm),
         _output(vm, holds_output=options.holds_output),
         arbiter_check(vm.host, standby, options),

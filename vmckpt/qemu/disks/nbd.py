@@ -138,7 +138,7 @@ class NbdExport:
         while True:
             magic, _, kind, length = struct.unpack(">QIII", self._receive(20))
             if magic != _OPTION_REPLY or length > _MOST_REPLY_BYTES:
-                raise self._broken("its answer to an option is none")
+                raise self._broken("its answer to an option is invalid")
             payload = self._receive(length)
             if kind & _ERROR_BIT:
                 raise self._broken(

@@ -23,7 +23,7 @@ _OPTION = struct.Struct(">QII")
 _OPTION_MAGIC = 0x49484156454F5054
 _ANSWER = struct.Struct(">QIII")
 _ANSWER_MAGIC = 0x3E889045565A9
-_EXPORT_NAME, _ABORT, _LIST, _LOOK, _GO = 1, 2, 3, 6, 7
+_EXPORT_NAME, _ABORT, _LIST, _OPT_INFO, _GO = 1, 2, 3, 6, 7
 _ACK, _SERVER, _INFO = 1, 2, 3
 _UNSUPPORTED, _INVALID, _UNKNOWN = (1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 6
 _INFO_EXPORT = struct.Struct(">HQH")
@@ -130,8 +130,8 @@ async def _agree(
             raise _SpokenWrongError
         data = await reader.readexactly(length)
 
-        def answer(kind: int, said: bytes = b"", option: int = option) -> None:
-            writer.write(_ANSWER.pack(_ANSWER_MAGIC, option, kind, len(said)) + said)
+        def answer(kind: int, reply: bytes = b"", option: int = option) -> None:
+            writer.write(_ANSWER.pack(_ANSWER_MAGIC, option, kind, len(reply)) + reply)
 
         if option == _ABORT:
             answer(_ACK)
@@ -141,7 +141,7 @@ async def _agree(
                 answer(_SERVER, len(one.encode()).to_bytes(4) + one.encode())
             answer(_ACK)
             continue
-        if option not in (_GO, _LOOK):
+        if option not in (_GO, _OPT_INFO):
             answer(_UNSUPPORTED)
             continue
         name = _name(data)

@@ -31,18 +31,18 @@ class UnfitError(Exception):
 class Clusters(NamedTuple):
     """The clusters of an image.
 
-    `places`: for each cluster of the disk, its cluster in the file; 0: none, it is zero.
+    `file_clusters`: for each cluster of the disk, its cluster in the file; 0: none, it is zero.
     `is_clean`: its refcounts need no repair.
     """
 
     size_bytes: int
-    places: Any
+    file_clusters: Any
     is_clean: bool
 
     @property
     def are_all_there(self) -> bool:
         """Whether every cluster of the disk is allocated: writes move nothing."""
-        return bool(self.is_clean and self.places.all())
+        return bool(self.is_clean and self.file_clusters.all())
 
 
 def clusters_of(size_bytes: int) -> int:
@@ -75,16 +75,18 @@ def read_clusters(fd: int) -> Clusters:
     ):
         if is_so:
             raise UnfitError(why)
-    return Clusters(size_bytes, _read_places(fd, size_bytes, level1_at, entries), features == 0)
+    return Clusters(
+        size_bytes, _read_file_clusters(fd, size_bytes, level1_at, entries), features == 0
+    )
 
 
-def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
+def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
     count = clusters_of(size_bytes)
     tables = -(-count // _PER_TABLE)
     level1 = _table(fd, level1_at, 8 * tables)
     if entries < tables:
         raise UnfitError("its tables are shorter than its disk")
-    places = np.zeros(tables * _PER_TABLE, np.uint64)
+    file_clusters = np.zeros(tables * _PER_TABLE, np.uint64)
     for table, entry in enumerate(level1.tolist()):
         if not entry & _OFFSET:
             continue
@@ -94,12 +96,14 @@ def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
         at = np.where(level2 & np.uint64(_ZERO), np.uint64(0), level2 & np.uint64(_OFFSET))
         if (at % np.uint64(CLUSTER_BYTES)).any():
             raise UnfitError("a cluster of it is not where clusters can be")
-        places[table * _PER_TABLE : table * _PER_TABLE + len(at)] = at >> np.uint64(CLUSTER_BITS)
-    places = places[:count]
-    used = places[places != 0]
+        file_clusters[table * _PER_TABLE : table * _PER_TABLE + len(at)] = at >> np.uint64(
+            CLUSTER_BITS
+        )
+    file_clusters = file_clusters[:count]
+    used = file_clusters[file_clusters != 0]
     if len(np.unique(used)) != len(used):
         raise UnfitError("two clusters of it are in one place")
-    return places
+    return file_clusters
 
 
 def _table(fd: int, at: int, length: int) -> Any:
@@ -112,7 +116,7 @@ def _table(fd: int, at: int, length: int) -> Any:
 
 
 def write_tables(
-    fd: int, size_bytes: int, places: Any, free: int, backing: tuple[str, str] | None = None
+    fd: int, size_bytes: int, file_clusters: Any, free: int, backing: tuple[str, str] | None = None
 ) -> bytes:
     """Write the tables of an image from cluster `free` on, where nothing may be that it needs.
 
@@ -123,7 +127,7 @@ def write_tables(
     tables = -(-clusters_of(size_bytes) // _PER_TABLE)
     level1 = np.zeros(max(1, -(-tables // _PER_TABLE)) * _PER_TABLE, np.uint64)
     for table in range(tables):
-        part = places[table * _PER_TABLE : (table + 1) * _PER_TABLE]
+        part = file_clusters[table * _PER_TABLE : (table + 1) * _PER_TABLE]
         if not part.any():
             continue
         entries = np.zeros(_PER_TABLE, np.uint64)
@@ -134,17 +138,17 @@ def write_tables(
     level1_at = free
     write_at(fd, _entries(level1).astype(">u8").tobytes(), level1_at * CLUSTER_BYTES)
     free += len(level1) // _PER_TABLE
-    refcounts_at, length = _write_refcounts(fd, places, first, free)
+    refcounts_at, length = _write_refcounts(fd, file_clusters, first, free)
     return _header(size_bytes, tables, level1_at, (refcounts_at, length), backing)
 
 
-def _entries(places: Any) -> Any:
+def _entries(file_clusters: Any) -> Any:
     """Table entries for clusters that belong to one user; 0 stays 0."""
-    flagged = (places << np.uint64(CLUSTER_BITS)) | np.uint64(_COPIED)
-    return np.where(places == 0, np.uint64(0), flagged)
+    flagged = (file_clusters << np.uint64(CLUSTER_BITS)) | np.uint64(_COPIED)
+    return np.where(file_clusters == 0, np.uint64(0), flagged)
 
 
-def _write_refcounts(fd: int, places: Any, first: int, free: int) -> tuple[int, int]:
+def _write_refcounts(fd: int, file_clusters: Any, first: int, free: int) -> tuple[int, int]:
     """Count each cluster in use once, refcounts' own too; return the table's cluster and length."""
     blocks, length = 1, 1
     while blocks * _PER_REFCOUNTS < free + blocks + length:
@@ -153,7 +157,7 @@ def _write_refcounts(fd: int, places: Any, first: int, free: int) -> tuple[int, 
     total = free + blocks + length
     counts = np.zeros(blocks * _PER_REFCOUNTS, ">u2")
     counts[0] = 1
-    counts[places[places != 0].astype(np.int64)] = 1
+    counts[file_clusters[file_clusters != 0].astype(np.int64)] = 1
     counts[first:total] = 1
     write_at(fd, counts.tobytes(), free * CLUSTER_BYTES)
     table = np.zeros(length * _PER_TABLE, ">u8")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.disks.qcow2 import UnfitError, read_clusters
-from vmckpt.replicate.disks import placed
+from vmckpt.replicate.disks import preallocated
 from vmckpt.state.durable import make_dir_durably, sync_directory
 
 ATTRIBUTE = "user.vmckpt.replica"
@@ -137,7 +137,7 @@ def _create(copy: StandbyFile, mark: Mark) -> None:
                 if copy.image_format == "raw":
                     os.ftruncate(fd, copy.size_bytes)
                 else:
-                    placed.create(fd, copy.size_bytes)
+                    preallocated.create(fd, copy.size_bytes)
             sync_directory(path.parent)
         except OSError as exc:
             raise _no_copy(path, exc) from exc
@@ -193,13 +193,13 @@ def _is_no_base(copy: StandbyFile) -> str:
         if size_bytes != copy.size_bytes:
             return f"it has {size_bytes} bytes, the VM's has {copy.size_bytes}"
         if clusters is not None:
-            placed.give_places(fd, clusters)
+            preallocated.allocate_all(fd, clusters)
     return ""
 
 
 def _is_open(path: Path) -> bool:
     """Whether a QEMU has the image open, as shown by the locks that it holds on it."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, asked))
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, lock))
         return bool(kind != fcntl.F_UNLCK)

@@ -32,12 +32,12 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 class WritableImage:
     """An image that is open for writing. Every method may block: call it in a thread.
 
-    `places`: the file's cluster for each cluster of the disk; None: the file is the disk.
+    `file_clusters`: the file's cluster for each cluster of the disk; None: the file is the disk.
     `written_bytes` shows other threads the progress; holes are not counted.
     """
 
-    def __init__(self, fd: int, size_bytes: int, places: Any = None) -> None:
-        self._fd, self.size_bytes, self._places = fd, size_bytes, places
+    def __init__(self, fd: int, size_bytes: int, file_clusters: Any = None) -> None:
+        self._fd, self.size_bytes, self._file_clusters = fd, size_bytes, file_clusters
         self.written_bytes = 0
 
     def reserve(self, writes: Sequence[DiskWrite]) -> None:
@@ -79,7 +79,7 @@ class WritableImage:
         hole_at = data_at = 0
         for block in range(first_block, min(first_block + count, blocks_of(self.size_bytes))):
             length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
-            at = self._place(block * BLOCK_BYTES)
+            at = self._file_offset(block * BLOCK_BYTES)
             if not hole_at <= at < at + length <= data_at:
                 hole_at, data_at = at, self._data_from(at)
             if at + length <= data_at:
@@ -96,33 +96,33 @@ class WritableImage:
                 raise
             return sys.maxsize
 
-    def _place(self, offset_bytes: int) -> int:
+    def _file_offset(self, offset_bytes: int) -> int:
         """The position in the file of the cluster that begins at an offset of the disk."""
-        if self._places is None:
+        if self._file_clusters is None:
             return offset_bytes
-        return int(self._places[offset_bytes // CLUSTER_BYTES]) * CLUSTER_BYTES
+        return int(self._file_clusters[offset_bytes // CLUSTER_BYTES]) * CLUSTER_BYTES
 
     def _in_file(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The positions and lengths in the file of a span of the disk: piece by piece, in order."""
-        if self._places is None:
+        if self._file_clusters is None:
             yield start, end - start
             return
         while start < end:
             first = start - start % CLUSTER_BYTES
-            place, stop = self._place(first), first + CLUSTER_BYTES
-            while stop < end and self._place(stop) == place + stop - first:
+            file_offset, stop = self._file_offset(first), first + CLUSTER_BYTES
+            while stop < end and self._file_offset(stop) == file_offset + stop - first:
                 stop += CLUSTER_BYTES
             stop = min(stop, end)
-            yield place + start - first, stop - start
+            yield file_offset + start - first, stop - start
             start = stop
 
     def _write(self, offset_bytes: int, data: memoryview) -> None:
         for at, length in self._in_file(offset_bytes, offset_bytes + data.nbytes):
             rest, data = data[:length], data[length:]
-            place = at
+            file_offset = at
             while rest:
-                done = os.pwrite(self._fd, rest[:PIECE_BYTES], place)
-                rest, place = rest[done:], place + done
+                done = os.pwrite(self._fd, rest[:PIECE_BYTES], file_offset)
+                rest, file_offset = rest[done:], file_offset + done
                 self.written_bytes += done
 
     def _zero(self, start: int, end: int, reserved: Sequence[tuple[int, int]]) -> None:
@@ -159,7 +159,7 @@ def opened(path: Path, image_format: str) -> Iterator[WritableImage]:
         found = read_clusters(fd)
         if not found.are_all_there:
             raise ValueError(f"{path} is not a copy of a disk")
-        yield WritableImage(fd, found.size_bytes, found.places)
+        yield WritableImage(fd, found.size_bytes, found.file_clusters)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

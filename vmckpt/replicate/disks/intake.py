@@ -92,7 +92,7 @@ class Intake:
         """From now on pass on every write, even if the copies already have it."""
         self._known = None
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Discard writes from now on, so that the guest does not wait."""
         self._is_dropped = True
         self.cut()

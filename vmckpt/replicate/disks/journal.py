@@ -28,7 +28,7 @@ from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import to_the_end
 
 # Digests in one message: those of 256 MiB.
-TOLD_BLOCKS = 4096
+DIGESTS_AT_ONCE = 4096
 T = TypeVar("T")
 
 
@@ -80,10 +80,10 @@ class DisksJournal:
         if self._are_shared:
             return
         for number, (path, image) in enumerate(self._images):
-            for first in range(0, blocks_of(image.size_bytes), TOLD_BLOCKS):
-                work = partial(image.digests, first, TOLD_BLOCKS)
-                told = await self._in_thread(path, work)
-                yield Digests(number, first, told)
+            for first in range(0, blocks_of(image.size_bytes), DIGESTS_AT_ONCE):
+                work = partial(image.digests, first, DIGESTS_AT_ONCE)
+                outcome = await self._in_thread(path, work)
+                yield Digests(number, first, outcome)
 
     async def ready_for(self, writes: Sequence[DiskWrite]) -> None:
         """Wait until earlier writes are applied, and reserve space for `writes`.

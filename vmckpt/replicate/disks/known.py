@@ -32,22 +32,22 @@ class KnownBlocks:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._digests = bytearray(DIGEST_BYTES * blocks_of(size_bytes))
-        self._told = 0
+        self._next_block = 0
 
     @property
     def complete(self) -> bool:
         """Whether all of it is known."""
-        return self._told == blocks_of(self.size_bytes)
+        return self._next_block == blocks_of(self.size_bytes)
 
     def tell(self, first_block: int, digests: bytes) -> None:
         """Add the digests of some blocks. Raises ValueError unless they come in order."""
         end = first_block + len(digests) // DIGEST_BYTES
-        if first_block != self._told or len(digests) % DIGEST_BYTES:
-            raise ValueError(f"digests from block {first_block} on, not from {self._told}")
+        if first_block != self._next_block or len(digests) % DIGEST_BYTES:
+            raise ValueError(f"digests from block {first_block} on, not from {self._next_block}")
         if end > blocks_of(self.size_bytes):
             raise ValueError(f"digests up to block {end} of {blocks_of(self.size_bytes)}")
         self._digests[DIGEST_BYTES * first_block : DIGEST_BYTES * end] = digests
-        self._told = end
+        self._next_block = end
 
     def differing(self, offset_bytes: int, data: bytes) -> list[tuple[int, int]]:
         """Where `data`, written at an offset, may change the copy: starts and ends on the disk.
@@ -77,9 +77,9 @@ class KnownBlocks:
             stop = min(block_end, end)
             is_whole = at == start and stop == block_end
             now = digest(at, stop) if is_whole else _UNKNOWN
-            place = slice(DIGEST_BYTES * block, DIGEST_BYTES * (block + 1))
-            if not is_whole or self._digests[place] != now:
-                self._digests[place] = now
+            span = slice(DIGEST_BYTES * block, DIGEST_BYTES * (block + 1))
+            if not is_whole or self._digests[span] != now:
+                self._digests[span] = now
                 if found and found[-1][1] == at:
                     found[-1] = (found[-1][0], stop)
                 else:

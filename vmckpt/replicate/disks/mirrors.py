@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.epoch.guarding import standing_still
+from vmckpt.epoch.guarding import guest_paused
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.disks import nbd_server
@@ -66,9 +66,9 @@ class Mirrors:
 
     def tell(self, payload: memoryview) -> None:
         """Take in what the standby's copies hold. Raises WireError, OperationFailedError."""
-        told = decode_digests(payload, self._disks)
+        digests = decode_digests(payload, self._disks)
         try:
-            self._known[told.disk].tell(told.first_block, bytes(told.digests))
+            self._known[digests.disk].tell(digests.first_block, bytes(digests.digests))
         except (ValueError, KeyError) as exc:
             raise OperationFailedError(
                 "the standby reports invalid contents of its disks",
@@ -85,7 +85,7 @@ class Mirrors:
         if not self._has_begun and all(known.complete for known in self._known.values()):
             self._has_begun = True
             await self._begin()
-        self._look()
+        self._check()
         if not self._has_begun or len(self._ready) < len(self._sources):
             return False
         self.intake.all_is_copied()
@@ -108,7 +108,7 @@ class Mirrors:
 
         Raises OperationFailedError if a write may be missing.
         """
-        self._look()
+        self._check()
         self._ended = self.intake.cut()
 
     def ended(self) -> list[DiskWrite]:
@@ -128,7 +128,7 @@ class Mirrors:
             status, disk_bytes=intake.written_bytes, disk_bytes_not_sent=intake.same_bytes
         )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Process QEMU's events about its jobs: it sends them before it answers a later command."""
         for event in self._events.drain():
             data: Any = event["data"]
@@ -180,7 +180,7 @@ async def mirrored(
                 await drop_mirrors(monitor, tell_guard)  # left by a service that was killed
                 yield mirrors
             finally:
-                mirrors.intake.let_go()
+                mirrors.intake.drop()
                 with suppress(HostDownError, OutcomeUnknownError):  # its QEMU has ended
                     await finish(drop_mirrors(monitor, tell_guard))
 
@@ -214,7 +214,7 @@ async def drop_mirrors(monitor: Monitor, tell_guard: Callable[[str], None]) -> N
     does not end, HostDownError, OutcomeUnknownError.
     """
     if await block.query_mirrors(monitor, PREFIX):
-        async with standing_still(monitor, tell_guard):
+        async with guest_paused(monitor, tell_guard):
             await _end_jobs(monitor)
     for node in await commands.query_named_block_nodes(monitor):
         if node.node_name.startswith(PREFIX):

@@ -80,7 +80,7 @@ class Agent:
         except (OSError, ValueError) as exc:  # the arbiter's record may hold what no text may
             raise self._failed(action, target, f"{self.argv[0]} does not start: {exc}") from exc
         try:
-            said, complaints = await end_of(process, self.timeout_s)
+            output, complaints = await end_of(process, self.timeout_s)
         except TooMuchSaidError as exc:
             raise self._failed(action, target, str(exc)) from exc
         except TimeoutError:
@@ -94,7 +94,7 @@ class Agent:
         if process.returncode != 0:
             why = _line(complaints, -1) or f"it said nothing, with status {process.returncode}"
             raise self._failed(action, target, why)
-        return _line(said, 0)
+        return _line(output, 0)
 
     def _failed(self, action: str, target: Target, why: str) -> OperationFailedError:
         return OperationFailedError(

@@ -85,11 +85,11 @@ def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> li
     # Only root may read init's; the answer must match what the primary said.
     namespaces = set(run([*transport, "readlink", "/proc/1/ns/pid", "/proc/self/ns/pid"]).split())
     paths = [f"/proc/{pid}/stat" for pid in (1, *targets)]
-    boot_id, _, said = run([*transport, "cat", BOOT_ID, *paths]).partition("\n")
+    boot_id, _, output = run([*transport, "cat", BOOT_ID, *paths]).partition("\n")
     if machine.split() != [boot_id, *namespaces]:
         found = " ".join([boot_id, *sorted(namespaces)]) or "no answer"
         raise CannotFenceError(f"the transport leads to {found}, the primary was on {machine}")
-    stats = dict(parse_stats(said))
+    stats = dict(parse_stats(output))
     if 1 not in stats:
         raise CannotFenceError("the host's processes cannot be seen through the transport")
     return [pid for pid, start in targets.items() if pid in stats and stats[pid].acts(start)]
@@ -123,13 +123,13 @@ def run(argv: list[str]) -> str:
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as child:
-            said = child.stdout.read(MOST_SAID_BYTES + 1) if child.stdout else b""
-            if len(said) > MOST_SAID_BYTES:
+            output = child.stdout.read(MOST_SAID_BYTES + 1) if child.stdout else b""
+            if len(output) > MOST_SAID_BYTES:
                 child.kill()
                 raise CannotFenceError("the host behind the transport prints without end")
     except OSError as exc:
         raise CannotFenceError(f"{argv[0]} does not start: {exc}") from exc
-    return said.decode(errors="replace")
+    return output.decode(errors="replace")
 
 
 if __name__ == "__main__":

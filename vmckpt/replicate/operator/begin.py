@@ -15,15 +15,15 @@ from vmckpt.preflight.replication.checks import check
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.compare import GuestMachine, describe, differences
 from vmckpt.qemu.monitor import session
-from vmckpt.replicate.arbiter import require_place
+from vmckpt.replicate.arbiter import require_location
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
-from vmckpt.replicate.operator.folding import fold_there
+from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.operator.sides import (
     POLL_S,
-    last_word,
+    last_status,
     sides,
     until_gone,
     until_recovered,
@@ -62,7 +62,7 @@ async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) ->
     still runs where it was, unprotected), HostDownError, BusyError (another command starts one).
     """
     one_machine = vm.host.is_this_machine and standby.is_this_machine
-    require_place(options)
+    require_location(options)
     options.require_sense(one_machine=one_machine)
     # Two would write to the same files, and a failure of one would end what the other has started.
     lock = ServiceFiles.of(vm.host, vm.name).beginning
@@ -76,9 +76,9 @@ async def _begun(
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
-    if await vm.host.exists(vm.directory.aside_request):
+    if await vm.host.exists(vm.directory.overlays_request):
         await _require_new(vm, standby)
-        await fold_there(vm.name, all_hosts())
+        await commit_overlays_on(vm.name, all_hosts())
     checks = await check(vm, standby, options)
     require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
@@ -98,11 +98,11 @@ async def _begun(
     ours, theirs = ServiceFiles.of(vm.host, vm.name), ServiceFiles.of(standby, vm.name)
     try:
         await _write(standby, theirs, request)
-        place = await have_listen(standby, theirs.path, ("replica", "standby"))
+        endpoint = await have_listen(standby, theirs.path, ("replica", "standby"))
         await _require_same(vm, standby)
         # And its last checkpoint: none is taken while it is protected.
         await hand_over(vm.host, vm.directory, standby)
-        await _write(vm.host, ours, replace(request, place=place))
+        await _write(vm.host, ours, replace(request, place=endpoint))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)
         status = await _until_protected(vm, ours, service)
@@ -141,17 +141,17 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         if not side.status.has_left
     } - {None}  # one that does not say is unknown
     for side in found:
-        told = side.status
-        is_dead = told.state == DEAD
-        was_replaced = is_dead and told.is_primary and side.host.name == old
-        was_lost = is_dead and not told.is_primary and told.run in has_ended
-        is_left = side.host.name == vm.host.name and told.has_left and is_of_home
-        is_over = told.has_ended and not is_left
+        status = side.status
+        is_dead = status.state == DEAD
+        was_replaced = is_dead and status.is_primary and side.host.name == old
+        was_lost = is_dead and not status.is_primary and status.run in has_ended
+        is_left = side.host.name == vm.host.name and status.has_left and is_of_home
+        is_over = status.has_ended and not is_left
         if side.answers or not (was_replaced or was_lost or is_over):
-            why = "answers" if side.answers else f"is {told.state}, not ended"
+            why = "answers" if side.answers else f"is {status.state}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
-                why=f"the {told.role}'s service on {side.host.name} {why}",
+                why=f"the {status.role}'s service on {side.host.name} {why}",
                 remedy=f"vmckpt replicate stop {vm.name}",
             )
         if was_lost:
@@ -202,7 +202,7 @@ async def _until_protected(vm: Vm, files: ServiceFiles, service: ProcessId) -> R
             if status.state == PROTECTED and _second_path(status) != WAITING:
                 return status
         if not await vm.host.is_alive(service):
-            ended = await last_word(vm.host, files)
+            ended = await last_status(vm.host, files)
             why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
@@ -235,13 +235,13 @@ def _slowed(status: ReplicaStatus) -> list[str]:
     slowed, stops = status.slowed_percent or 0, "by pauses of up to a tenth of a second"
     if not (slowed or (takes and writes > NEAR * takes)):
         return []
-    said = "the guest writes faster than the link transfers"
+    reason = "the guest writes faster than the link transfers"
     if takes and writes > NEAR * takes:
-        said = f"the guest writes {format_size(writes)}/s, and the link transfers "
-        said += f"{format_size(takes)}/s of it"
+        reason = f"the guest writes {format_size(writes)}/s, and the link transfers "
+        reason += f"{format_size(takes)}/s of it"
     now = f", now for {slowed} % of its time" if slowed else ""
     return [
-        f"{said}: it is throttled to that {stops}{now}, and its output is delayed; see "
+        f"{reason}: it is throttled to that {stops}{now}, and its output is delayed; see "
         "`vmckpt replicate status`"
     ]
 
@@ -276,13 +276,13 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
             return  # of a primary that has died: its files name the arbiter
         await settle_copies(standby, theirs, CopiesFate.UNDO)
         await standby.remove(theirs.path)
-        await fold_there(name, (primary, standby))
+        await commit_overlays_on(name, (primary, standby))
         if is_over:
             await primary.remove(vm_dir(primary.state_dir, name).claim)
 
 
 async def _took_over(standby: Host, name: str) -> bool:
     """Whether the VM is, or was, at home with a standby that has ended."""
-    said = await last_word(standby, ServiceFiles.of(standby, name))
-    has_word = said is not None and said.state == PROMOTED
+    ended = await last_status(standby, ServiceFiles.of(standby, name))
+    has_word = ended is not None and ended.state == PROMOTED
     return has_word or await read_vm(standby, name) is not None

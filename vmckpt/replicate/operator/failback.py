@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.sockets.hearing import heard
+from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.operate import failover
@@ -19,45 +19,49 @@ from vmckpt.vm.inventory import Vm
 
 
 async def failback(
-    vm: Vm, target: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
+    vm: Vm, destination: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
 ) -> ReplicationOutcome:
-    """Have `target` protect the VM and then take it over; returns the status of `target`'s side.
+    """Have `destination` protect the VM and then take it over; returns the status of
+    `destination`'s side.
 
-    If `target` already protects it, it only takes over. Raises as `start` and `failover` do: the VM
-    runs where it was, or on `target`, or a standby may take it over, as the error says.
+    If `destination` already protects it, it only takes over. Raises as `start` and `failover` do:
+    the VM runs where it was, or on `destination`, or a standby may take it over, as the error says.
     """
     if not options.arbiter:  # see `last_options`
         raise RefusedError(
             f"only {vm.host.name} has a record of the last replication's arbiter and agent",
-            why=f"they are used on {target.name} too, which has no such record",
+            why=f"they are used on {destination.name} too, which has no such record",
             remedy="give them again: --lease, and --lease-credentials and --fence if there were "
             "any",
         )
     known, notes = tuple(hosts), list[str]()
-    if not await _is_protected_by(target, vm.name, known):
-        notes += (await start(vm, target, options, run)).warnings
+    if not await _is_protected_by(destination, vm.name, known):
+        notes += (await start(vm, destination, options, run)).warnings
     began_s = time.monotonic()
     outcome = await failover(vm.name, known)
     ended_s = time.monotonic()
     silence, guest = None, vm.spec.heartbeat_id
     if guest is not None:
-        silence = await heard(target, guest, began_s, ended_s, lambda _, why: notes.append(why))
+        silence = await guest_silence(
+            destination, guest, began_s, ended_s, lambda _, why: notes.append(why)
+        )
     downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
     notes += outcome.warnings
     return outcome._replace(guest_downtime_ms=downtime_ms, warnings=tuple(notes))
 
 
-async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bool:
+async def _is_protected_by(destination: Host, name: str, hosts: Iterable[Host]) -> bool:
     """Whether that host protects it. Raises RefusedError if another replication is under way."""
-    told = [side.status for side in await sides(name, hosts) if side.answers]
-    if not told:
+    statuses = [side.status for side in await sides(name, hosts) if side.answers]
+    if not statuses:
         return False
-    primaries = [status for status in told if status.is_primary]
-    if any(s.standby == target.name and s.state == PROTECTED for s in primaries):
+    primaries = [status for status in statuses if status.is_primary]
+    if any(s.standby == destination.name and s.state == PROTECTED for s in primaries):
         return True
     raise RefusedError(
         f"'{name}' is being replicated",
-        why=f"{told[0].role} {told[0].state}: from {told[0].primary} to {told[0].standby}",
+        why=f"{statuses[0].role} {statuses[0].state}: from {statuses[0].primary} to "
+        f"{statuses[0].standby}",
         remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
     )
 
@@ -73,27 +77,27 @@ def came_from(vm: Vm) -> str:
     return vm.qemu.replaces.host
 
 
-async def last_options(vm: Vm, target: Host) -> ReplicationOptions | None:
+async def last_options(vm: Vm, destination: Host) -> ReplicationOptions | None:
     """The options of the replication that brought it here, or ended here; None: unknown.
 
-    Arbiter, credentials and fencing agent are used on `target` too: they are omitted unless that
-    host recorded the same, or is the same machine. Raises UsageError.
+    Arbiter, credentials and fencing agent are used on `destination` too: they are omitted unless
+    that host recorded the same, or is the same machine. Raises UsageError.
     """
     try:
-        told = await _options_at(vm.host, vm.name)
+        options = await _options_at(vm.host, vm.name)
     except StorageError as exc:
         raise UsageError(
             f"the options of the last replication of '{vm.name}' cannot be read",
             why=f"{exc.what}: {exc.why}",
             remedy=f"vmckpt replicate stop {vm.name}, and give the options again",
         ) from exc
-    if told is None or (vm.host.is_this_machine and target.is_this_machine):
-        return told
+    if options is None or (vm.host.is_this_machine and destination.is_this_machine):
+        return options
     with suppress(StorageError):  # then it has no usable options
-        known = await _options_at(target, vm.name)
-        if known is not None and _used_there(known) == _used_there(told):
-            return told
-    return replace(told, arbiter="", credentials="", fence=())
+        known = await _options_at(destination, vm.name)
+        if known is not None and _used_there(known) == _used_there(options):
+            return options
+    return replace(options, arbiter="", credentials="", fence=())
 
 
 async def _options_at(host: Host, name: str) -> ReplicationOptions | None:

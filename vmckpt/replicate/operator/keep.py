@@ -18,7 +18,7 @@ from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.vm.inventory import Vm, homes
 
-LOOK_S = 5.0
+CHECK_S = 5.0
 # The delay after a failure; doubled after each further one.
 AGAIN_S, LONGEST_S = 10.0, 300.0
 
@@ -44,32 +44,32 @@ async def keep(
         raise UsageError(
             "a host cannot protect a VM that runs on it",
             why=f"only {hosts[0].name} is named" if hosts else "no host is named",
-            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
+            remedy="name at least two hosts: vmckpt replicate keep VM HOST HOST...",
         )
-    again_s, told = AGAIN_S, ""
+    again_s, last = AGAIN_S, ""
     while True:
-        rest_s = LOOK_S
+        rest_s = CHECK_S
         try:
-            move, vm, said, is_cut_off = await _look(name, hosts, window)
+            move, vm, reason, is_cut_off = await _inspect(name, hosts, window)
             if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
                     await stop(name, _and_all(hosts), CopiesFate.KEEP)
-                standby = next(host for host in hosts if host.name == said)
+                standby = next(host for host in hosts if host.name == reason)
                 await start(vm, standby, options_of(vm, standby), new_run())
-                tell("protected", f"{name} on {vm.host.name} is protected by {said}")
+                tell("protected", f"{name} on {vm.host.name} is protected by {reason}")
             elif move is KeepingMove.STOP:
                 await stop(name, _and_all(hosts))
-                tell("stopped", f"{name} is not protected any more: its window is over")
+                tell("stopped", f"{name} is no longer protected: its window is over")
             again_s = AGAIN_S
-            stands, word = (said, "waiting") if move is KeepingMove.WAIT else ("", "")
+            stands, word = (reason, "waiting") if move is KeepingMove.WAIT else ("", "")
         except VmckptError as exc:
             if exc.kind == "usage":
                 raise
             stands, word = f"{exc.what}: {exc.why}; {exc.remedy}", "failed"
             rest_s, again_s = again_s, min(LONGEST_S, 2 * again_s)
-        if stands and stands != told:
+        if stands and stands != last:
             tell(word, f"{name}: {stands}")
-        told = stands
+        last = stands
         await asyncio.sleep(rest_s)
 
 
@@ -86,11 +86,11 @@ class _Seen(NamedTuple):
 
     move: KeepingMove
     vm: Vm | None
-    said: str
+    reason: str
     is_cut_off: bool
 
 
-async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
+async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
     up = await ask_every(hosts, _name_if_up)
     reached = [host for host in hosts if host.name in up.given]
     found = await homes(name, reached)
@@ -104,13 +104,13 @@ async def _look(name: str, hosts: Sequence[Host], window: DailyWindow | None) ->
             remedy="see `vmckpt vm list`",
         )
     vm = alive[0] if len(alive) == 1 else None
-    told = await sides(name, reached)
-    roles = [side.status.role for side in told if side.answers]
-    is_cut_off = any(not side.answers and not side.status.has_ended for side in told)
+    known = await sides(name, reached)
+    roles = [side.status.role for side in known if side.answers]
+    is_cut_off = any(not side.answers and not side.status.has_ended for side in known)
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
     view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
-    move, said = decide(view, [host.name for host in hosts])
-    return _Seen(move, vm, said, is_cut_off)
+    move, reason = decide(view, [host.name for host in hosts])
+    return _Seen(move, vm, reason, is_cut_off)
 
 
 async def _name_if_up(host: Host) -> str:

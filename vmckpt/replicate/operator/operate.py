@@ -18,7 +18,7 @@ from vmckpt.replicate.operator.leftovers import remove_stale_home, remove_taken_
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
-    last_word,
+    last_status,
     not_replicated,
     services,
     side_of,
@@ -35,7 +35,7 @@ from vmckpt.replicate.primary.claim import (
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
-from vmckpt.vm.inventory import Vm, look, read_vm
+from vmckpt.vm.inventory import Vm, inspect, read_vm
 from vmckpt.vm.start import Replaced
 
 
@@ -75,7 +75,7 @@ async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
 async def _runs_by_now(standby: Host, name: str) -> bool:
     """Whether the guest, which the standby could not resume, was started there since."""
     home = await read_vm(standby, name)
-    return home is not None and (await look(home)).state == "running"
+    return home is not None and (await inspect(home)).state == "running"
 
 
 async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
@@ -92,7 +92,7 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
     ]
     primaries = [side.status for side in found if side.answers and side.status.is_primary]
     if primaries:
-        runs = {told.run for told in primaries}
+        runs = {current.run for current in primaries}
         of_now = [side for side in of_now if side.status.run in runs]
         if not of_now:
             raise OperationFailedError(
@@ -125,8 +125,8 @@ async def _taken_over(
     Raises as `failover` does.
     """
     for side in found:
-        told = side.status
-        if side.answers and told.is_primary and told.run == standby.status.run:
+        current = side.status
+        if side.answers and current.is_primary and current.run == standby.status.run:
             with suppress(HostDownError):  # it died doing it: the standby handles that
                 await ask(side.host, ServiceFiles.of(side.host, name), "failover")
     files = ServiceFiles.of(standby.host, name)
@@ -136,7 +136,7 @@ async def _taken_over(
         with suppress(HostDownError):  # it may already have taken over and ended
             await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
-    status = (await last_word(standby.host, files)) or standby.status
+    status = (await last_status(standby.host, files)) or standby.status
     if status.state != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",
@@ -154,8 +154,8 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
     files, primary = ServiceFiles.of(standby.host, name), standby.status.primary
     for host in hosts:
         with suppress(HostDownError):
-            home, said = await read_vm(host, name), await side_of(host, name)
-            is_newer = said is not None and host.name == primary and said.status.is_settled
+            home, status = await read_vm(host, name), await side_of(host, name)
+            is_newer = status is not None and host.name == primary and status.status.is_settled
             if host.name == standby.host.name or not (
                 is_newer or (home is not None and await home.is_alive())
             ):
@@ -199,16 +199,16 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
 async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
     """Like `settle`, from what the standby's service said."""
     for side in await sides(name, hosts):
-        told = side.status
-        if told.is_primary or told.state != PROMOTED:
+        current = side.status
+        if current.is_primary or current.state != PROMOTED:
             continue
-        if told.primary_qemu_id is None or told.primary is None:
+        if current.primary_qemu_id is None or current.primary is None:
             continue  # it does not say from where it took over
         if not await _is_at_home(name, side):
             continue
-        old = [host for host in hosts if host.name == told.primary != side.host.name]
+        old = [host for host in hosts if host.name == current.primary != side.host.name]
         gone = [
-            await remove_taken_over(host, name, told.primary_qemu_id, side.host) for host in old
+            await remove_taken_over(host, name, current.primary_qemu_id, side.host) for host in old
         ]
         if all(gone):
             return True
@@ -259,9 +259,9 @@ async def require_decided(vm: Vm) -> None:
     The arbiter is asked if one may. Raises RefusedError, HostDownError (it does not answer).
     """
     side = await side_of(vm.host, vm.name)
-    is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
+    is_requested = await vm.host.exists(vm.directory.claim) or await took_over(vm)
     is_over = side is None or not side.status.is_primary or side.status.has_ended
-    if is_asked and is_over:
+    if is_requested and is_over:
         await require_right(vm)
         return
     if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):
@@ -279,9 +279,9 @@ async def _await_decision(standby: Host, name: str) -> None:
     """Wait until the standby's service has ended. Raises TimedOutError: it continues."""
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
-        why="it must wait until the primary certainly cannot act any more",
+        why="it must wait until the primary can certainly no longer act",
         remedy="it keeps trying: restore access to the arbiter, and `vmckpt replicate status`. "
         f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
-        f"is off for certain: vmckpt replicate failover {name} --primary-is-dead",
+        f"is certainly off: vmckpt replicate failover {name} --primary-is-dead",
     )
     await while_there_is(lambda: services(standby, name), late)

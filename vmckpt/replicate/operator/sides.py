@@ -27,7 +27,7 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """The fields that are read of a dead service's request, from any version of vmckpt."""
 
     vm: str | None = None
@@ -77,44 +77,44 @@ async def side_of(host: Host, name: str) -> ReplicaSide | None:
     if not await host.exists(files.request):
         return None
     try:
-        told = await ask(host, files, "status", STATUS_TIMEOUT_S)
-        return ReplicaSide(host, told, answers=True)
+        answer = await ask(host, files, "status", STATUS_TIMEOUT_S)
+        return ReplicaSide(host, answer, answers=True)
     except HostDownError as exc:
-        said = await last_word(host, files) or await _without_a_word(host, files, exc)
-        return ReplicaSide(host, said, answers=False)
+        status = await last_status(host, files) or await _status_of_dead(host, files, exc)
+        return ReplicaSide(host, status, answers=False)
 
 
-async def _without_a_word(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
+async def _status_of_dead(host: Host, files: ServiceFiles, silence: HostDownError) -> ReplicaStatus:
     """The status of a service that was killed or hangs."""
     text = await host.read_text(files.request) or "{}"
     try:
-        asked = convert(_Asked, parse(text))
+        request = convert(_Request, parse(text))
     except MalformedError as exc:
         raise REQUEST.damaged(files.request, str(exc), host.name) from exc
     lives = await services(host, files.path.name)
     return ReplicaStatus(
-        role=Role.PRIMARY if asked.primary.name == host.name else Role.STANDBY,
+        role=Role.PRIMARY if request.primary.name == host.name else Role.STANDBY,
         state=SILENT if lives else DEAD,
         why=silence.why if lives else "its service died without a last status",
-        vm=asked.vm,
-        run=asked.run,
-        primary=asked.primary.name,
-        standby=asked.standby.name,
+        vm=request.vm,
+        run=request.run,
+        primary=request.primary.name,
+        standby=request.standby.name,
     )
 
 
 async def is_still_of(host: Host, files: ServiceFiles, run: str | None) -> bool:
-    """Whether the files there are of that replication, or of none that can be told; not of one that
-    has begun since.
+    """Whether the files there are of that replication, or of an unknown one; not of one that has
+    begun since.
     """
     try:
-        now = convert(_Asked, parse(await host.read_text(files.request) or "{}")).run
+        now = convert(_Request, parse(await host.read_text(files.request) or "{}")).run
     except MalformedError:
         now = None
     return None in (now, run) or now == run
 
 
-async def last_word(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
+async def last_status(host: Host, files: ServiceFiles) -> ReplicaStatus | None:
     """What a service recorded at its end; None: it has not ended, or was killed.
 
     A record that a power cut emptied counts as none.

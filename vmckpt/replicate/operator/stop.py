@@ -19,7 +19,7 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
-from vmckpt.replicate.operator.folding import fold_there, stand_aside
+from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.operator.operate import settle
@@ -27,7 +27,7 @@ from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
     is_still_of,
-    last_word,
+    last_status,
     not_replicated,
     services,
     side_of,
@@ -76,7 +76,7 @@ async def stop(
     refused_for = await _refused_for(name, hosts) if standby_is_dead else None
     found = await _sides_if_any(name, hosts, is_refused=refused_for is not None)
     if not found:
-        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
+        if await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead):
             return None
         return await _declared_gone(name, refused_for)
     answering = {side.status.role: side.host for side in found if side.answers}
@@ -107,8 +107,8 @@ async def stop(
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
     asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
-    if await stand_aside(name, hosts):
-        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    if await hosts_with_overlays(name, hosts):
+        await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         if side.host.name != asking:
             await _forget(name, side)
@@ -201,7 +201,7 @@ async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str
     """Which other hosts have the VM at home; `silent`: why some do not say."""
     answers = await ask_every(hosts, lambda one: read_vm(one, name))
     given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
-    return Answers(given, answers.silent, answers.unheard)
+    return Answers(given, answers.silent, answers.unanswered)
 
 
 async def _require_may_run(
@@ -285,16 +285,16 @@ async def _primary_ended(
 
 
 async def _end_standby(
-    name: str, told: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
+    name: str, status: ReplicaStatus, hosts: Iterable[Host], *, is_dead: bool
 ) -> None:
     """End everything of the standby. Raises RefusedError if it may have the guest; with `is_dead`
     not for a silent host.
     """
-    silent = f"the arbiter does not answer ({told.arbiter_fails}), nor does {told.standby}"
-    host = next((host for host in hosts if host.name == told.standby), None)
+    silent = f"the arbiter does not answer ({status.arbiter_fails}), nor does {status.standby}"
+    host = next((host for host in hosts if host.name == status.standby), None)
     try:
         if host is None:
-            raise HostDownError(str(told.standby), why="not in the inventory", remedy="add it")
+            raise HostDownError(str(status.standby), why="not in the inventory", remedy="add it")
         for process in await services(host, name):
             await host.kill(process)
         await end_waiting(host, name)
@@ -344,9 +344,9 @@ async def _doubt(
         return _not_certain(name, f"its standby's host, {standby}, is not in the inventory")
     if why := "; ".join(f"{one.what}: {one.why}" for one in silent):
         return _not_certain(name, f"neither the arbiter nor every host answers: {why}")
-    said = [await last_word(host, ServiceFiles.of(host, name)) for host in hosts]
+    status = [await last_status(host, ServiceFiles.of(host, name)) for host in hosts]
     if any(
-        one.state == PROMOTED and one.run == primary.status.run for one in said if one is not None
+        one.state == PROMOTED and one.run == primary.status.run for one in status if one is not None
     ):
         return _not_certain(name, "its standby took it over, and no longer has it")
     return None
@@ -381,22 +381,24 @@ async def _settle_term(
     It is asked if its service was killed, or left the guest to a standby that does not have it. How
     the services ended counts, not what they said before.
     """
-    words = [(side, await last_word(side.host, ServiceFiles.of(side.host, name))) for side in found]
-    primaries = [(side, said) for side, said in words if side.status.is_primary]
+    words = [
+        (side, await last_status(side.host, ServiceFiles.of(side.host, name))) for side in found
+    ]
+    primaries = [(side, status) for side, status in words if side.status.is_primary]
     runs = {side.status.run for side, _ in primaries}
-    is_left = any(_is_left(said) for _, said in primaries)
+    is_left = any(_is_left(status) for _, status in primaries)
     old = {side.host.name for side, _ in primaries}
     homes = await _homes_but(name, "", hosts)
     taken, failed, last = set[str | None](), "", None
-    for side, said in words:  # standbys first: they may have the term
+    for side, status in words:  # standbys first: they may have the term
         if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
         is_home = await read_vm(side.host, name) is not None
-        is_taken = said is not None and said.state == PROMOTED
+        is_taken = status is not None and status.state == PROMOTED
         # If another host has the guest that was here, do not take the term for its old primary.
         is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
-        is_of_no_use = _is_killed(said) or (is_left and not (is_home or is_taken))
+        is_of_no_use = _is_killed(status) or (is_left and not (is_home or is_taken))
         if is_of_no_use and not is_passed_on:
             failed = await _abandoned(side.host, name) or failed
             if failed and is_home:
@@ -406,9 +408,9 @@ async def _settle_term(
         if is_taken and not standby_is_dead:
             taken.add(side.status.run)
     homes = await _homes_but(name, "", hosts)
-    for side, said in primaries:
+    for side, status in primaries:
         is_elsewhere = any(home != side.host.name for home in homes.given)
-        if not _is_left(said) or is_elsewhere or side.status.run in taken:
+        if not _is_left(status) or is_elsewhere or side.status.run in taken:
             continue
         if await read_vm(side.host, name) is None:
             continue  # nothing here could run: the term stays with the host that has it
@@ -429,24 +431,25 @@ async def _settle_term(
     return last
 
 
-def _is_killed(said: ReplicaStatus | None) -> bool:
+def _is_killed(status: ReplicaStatus | None) -> bool:
     """Whether the service with this last word was killed before it could finish."""
-    return said is None or not said.has_ended
+    return status is None or not status.has_ended
 
 
-def _is_left(said: ReplicaStatus | None) -> bool:
+def _is_left(status: ReplicaStatus | None) -> bool:
     """Whether a primary's service was killed, or left the guest to its standby."""
-    return said is None or _is_killed(said) or said.has_left
+    return status is None or _is_killed(status) or status.has_left
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host], *, is_refused: bool) -> list[ReplicaSide]:
     """Like `sides`; also none if only a silent host may have one and it is declared dead
-    (`is_refused`), or there are overlays: `fold_there` asks that host, unless it is declared dead.
+    (`is_refused`), or there are overlays: `commit_overlays_on` asks that host, unless it is
+    declared dead.
     """
     try:
         return await sides(name, hosts)
     except HostDownError:
-        if is_refused or await stand_aside(name, hosts):
+        if is_refused or await hosts_with_overlays(name, hosts):
             return []
         raise
 
@@ -471,22 +474,22 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         f"command. {without}",
     )
     await while_there_is(lambda: host.is_alive(process), late)
-    said = await last_word(host, files)
-    if said is None or not said.has_ended:
+    status = await last_status(host, files)
+    if status is None or not status.has_ended:
         words = (await host.read_text(log) or "").strip().splitlines()
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",
             why="; ".join(words[-3:]) or "its process ended without a message",
             remedy=f"fix that, and try again: until then a standby may take over. {without}",
         )
-    return said
+    return status
 
 
 async def _abandoned(host: Host, name: str) -> str:
     """Have the host of a killed standby give up a term that it took in vain; returns why it did
     not: the arbiter does not answer.
 
-    Nothing can use that term any more then, and a guest that is at home there stays paused.
+    Then nothing can use that term, and a guest that is at home there stays paused.
     """
     directory = ServiceFiles.of(host, name).path
     command = [*await host.own_command(), "replica", "abandon", str(directory)]

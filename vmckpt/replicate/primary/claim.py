@@ -19,7 +19,7 @@ from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.operator.sides import last_word
+from vmckpt.replicate.operator.sides import last_status
 from vmckpt.replicate.request import (
     REQUEST,
     ReplicationRequest,
@@ -174,11 +174,11 @@ async def _was_settled(vm: Vm) -> ClaimAnswer | None:
     """The answer to a claim whose service has ended, with nothing left to a standby."""
     with suppress(StorageError):
         claim = await Claim.of(vm)
-        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name))
-        if claim is None or said is None:
+        status = await last_status(vm.host, ServiceFiles.of(vm.host, vm.name))
+        if claim is None or status is None:
             return None
-        is_its = claim.holder == f"{vm.host.name}/{said.run}"
-        if is_its and said.is_primary and said.is_settled:
+        is_its = claim.holder == f"{vm.host.name}/{status.run}"
+        if is_its and status.is_primary and status.is_settled:
             return ClaimAnswer(Right.OURS, claim.holder, claim.standby)
     return None
 
@@ -224,10 +224,10 @@ async def was_given_term(vm: Vm) -> bool:
         return False
     with suppress(StorageError):
         request = await _request_there(vm)
-        said = await last_word(vm.host, ServiceFiles.of(vm.host, vm.name))
-        if request is not None and said is not None:
-            is_its = (said.run, vm.qemu.files.qemu_id) == (request.run, request.qemu_id)
-            return is_its and said.is_primary and said.ending in ("alone", "off")
+        status = await last_status(vm.host, ServiceFiles.of(vm.host, vm.name))
+        if request is not None and status is not None:
+            is_its = (status.run, vm.qemu.files.qemu_id) == (request.run, request.qemu_id)
+            return is_its and status.is_primary and status.ending in ("alone", "off")
     return False
 
 

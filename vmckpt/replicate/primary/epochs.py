@@ -16,7 +16,7 @@ from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.processes.scheduling import prompt
+from vmckpt.hosts.processes.scheduling import high_priority
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.options.replication import ReplicationOptions
@@ -53,7 +53,7 @@ LONGEST_S = 30.0
 DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
 
 
-class Grip(NamedTuple):
+class PrimaryHandles(NamedTuple):
     """What the primary has of its VM; `pidfd` belongs to its QEMU."""
 
     vm: Vm
@@ -68,11 +68,15 @@ class Epochs:
     """One VM's epochs. `is_safe` once a standby could continue from one of them."""
 
     def __init__(
-        self, grip: Grip, stream: EpochStream, keeper: TermKeeper, options: ReplicationOptions
+        self,
+        handles: PrimaryHandles,
+        stream: EpochStream,
+        keeper: TermKeeper,
+        options: ReplicationOptions,
     ) -> None:
-        self._monitor, self._capture, self._pidfd = grip.monitor, grip.capture, grip.pidfd
-        self._output = grip.output
-        self._stream, self._keeper, self._mirrors = stream, keeper, grip.mirrors
+        self._monitor, self._capture, self._pidfd = handles.monitor, handles.capture, handles.pidfd
+        self._output = handles.output
+        self._stream, self._keeper, self._mirrors = stream, keeper, handles.mirrors
         self._budget = Budget(options.max_pause_s)
         self.pace = EpochPace(options.epoch_s)
         self.figures = PrimaryFigures()
@@ -80,7 +84,7 @@ class Epochs:
         # The state in which the guest is stopped, if vmckpt did not stop it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
-        ram_bytes = grip.vm.spec.memory_bytes
+        ram_bytes = handles.vm.spec.memory_bytes
         self._most_pages = epoch_limit_bytes(ram_bytes) // PAGE_BYTES
         has_room_for_all = self._most_pages * PAGE_BYTES > ram_bytes
         self._brake = Brake(math.inf if has_room_for_all else self._most_pages)
@@ -228,7 +232,7 @@ class Epochs:
         early, pauses = await self._passes()
         self._require_room(early)
         captured_s = time.monotonic()
-        with self._killed_if_stuck(), intake.open(), prompt():
+        with self._killed_if_stuck(), intake.open(), high_priority():
             epoch = await self._capture.epoch(
                 self._stream.next_number,
                 resume_guest=resume_guest,
@@ -247,7 +251,7 @@ class Epochs:
         """Send what was written, in passes while the guest runs; returns pages and pauses."""
         intake, early, pauses = self._mirrors.intake, 0, list[float]()
         while self._wants_pass(early):
-            with self._killed_if_stuck(), intake.open(), prompt():
+            with self._killed_if_stuck(), intake.open(), high_priority():
                 spans, pause_s = await self._capture.early()
             if pause_s is not None:
                 pauses.append(pause_s)

@@ -28,7 +28,7 @@ from vmckpt.replicate.fencing.agent import TIMEOUT_S
 
 # How long stopping the guest may take: the guard does it this long before the lease ends.
 MARGIN_S = 0.25
-RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
+RETRY_S, CHECK_S, TELL_S = 0.1, 0.05, 0.5
 # By this time a standby that took the term and could not run the guest has given it up: it has
 # fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
@@ -126,7 +126,7 @@ class TermKeeper:
             elif move in (PrimaryMove.RENEW, PrimaryMove.STOP_GUEST):
                 await self._renew()
             else:
-                await self._sleep(LOOK_S)
+                await self._sleep(CHECK_S)
             if self._clock() - self._told_s > TELL_S:
                 self._tell()  # also to see that the guard answers
 
@@ -145,7 +145,7 @@ class TermKeeper:
         an older state has forgotten that, and fails.
         """
         try:
-            await self._lease.look()
+            await self._lease.read()
         except VmckptError as exc:
             await self._try_again(exc)
             return
@@ -153,7 +153,8 @@ class TermKeeper:
             self.replaced.set()
 
     async def in_sync(self, replica: str) -> bool:
-        """`replica` may take over from now on; tries until the arbiter answers, or `go_alone`.
+        """`replica` may take over from now on; tries until the arbiter answers, or
+        `continue_alone`.
 
         False when another has taken the term: this guest must not run again.
         """
@@ -162,7 +163,7 @@ class TermKeeper:
         return await self._recorded(lambda: self._lease.record_in_sync(replica))
 
     async def solo(self) -> bool:
-        """No replica may take over any more; like `in_sync`."""
+        """From now on no replica may take over; like `in_sync`."""
         return await self._recorded(self._lease.record_solo)
 
     async def _recorded(self, record: Callable[[], Awaitable[HeldTerm]]) -> bool:
@@ -183,12 +184,12 @@ class TermKeeper:
         self.arbiter_fails = f"{exc.what}: {exc.why}"
         await self._sleep(RETRY_S)
 
-    def go_alone(self, *, is_certain: bool) -> None:
+    def continue_alone(self, *, is_certain: bool) -> None:
         """No standby has the guest, or will have it: waits for the arbiter end.
 
         `is_certain`: all hosts say so. If not, the operator says so, which does not count once
         another took the term (`is_refuted`): what is here is older then, and does not run again. If
-        it counts, no term is needed any more, and the guard lets go of a QEMU that it has held
+        it counts, no term is needed, and the guard releases a QEMU that it has held
         since the lease ended.
         """
         self._is_said_alone, self._is_certain = True, is_certain or self._is_certain
@@ -211,7 +212,8 @@ class TermKeeper:
             await self._lease.give_up()
 
     async def take_back(self, is_standbys: Callable[[str], bool]) -> bool:
-        """After `hand_over`: hold the term again, no replica in sync, or need none (`go_alone`).
+        """After `hand_over`: hold the term again, no replica in sync, or need none
+        (`continue_alone`).
 
         Tries until the arbiter answers. False when another has it: this guest must not run again.
         Nor may it if any other than its own standby gave the term up: that one had the guest from a
@@ -222,7 +224,7 @@ class TermKeeper:
         ours = (self._lease.claimant.name, again.claimant.name)
         while not self._is_said_alone:
             try:
-                seen = await again.look()
+                seen = await again.read()
                 if seen is None:
                     self.arbiter_fails = "the arbiter has no record of a term"
                     await self._sleep(RETRY_S)
@@ -271,7 +273,7 @@ class TermKeeper:
         return may_release(self.view(), epoch, now_s=self._clock(), margin_s=0.0)
 
     def free(self) -> None:
-        """The guest may run without limit: no replica may take over any more."""
+        """The guest may run without limit: no replica may take over."""
         self._is_free = True
         self._tell()
 

@@ -7,10 +7,10 @@ _WEIGHT = 0.2
 
 
 class EpochPace:
-    """`asked_s` if one was requested; else as short as the pauses allow."""
+    """`fixed_s` if one was requested; else as short as the pauses allow."""
 
-    def __init__(self, asked_s: float | None) -> None:
-        self._asked_s = asked_s
+    def __init__(self, fixed_s: float | None) -> None:
+        self._fixed_s = fixed_s
         self._pause_s = SHORTEST_S * PAUSED_SHARE
 
     def paused(self, pause_s: float) -> None:
@@ -20,7 +20,7 @@ class EpochPace:
     @property
     def run_s(self) -> float:
         """How long to let the guest run before the next pause."""
-        if self._asked_s is not None:
-            return self._asked_s
+        if self._fixed_s is not None:
+            return self._fixed_s
         wanted_s = self._pause_s * (1 - PAUSED_SHARE) / PAUSED_SHARE
         return min(LONGEST_S, max(SHORTEST_S, wanted_s))

@@ -22,7 +22,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Sto
 from vmckpt.hosts.processes.deadman import armed, attended
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
 from vmckpt.hosts.processes.process import identify
-from vmckpt.hosts.processes.scheduling import give_way
+from vmckpt.hosts.processes.scheduling import batch_priority
 from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
@@ -36,14 +36,14 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.disks.aside import put_aside
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
+from vmckpt.replicate.disks.overlays import add_overlays
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.primary.claim import Claim, require_right
-from vmckpt.replicate.primary.epochs import Grip
+from vmckpt.replicate.primary.epochs import PrimaryHandles
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.promised import promised
@@ -61,7 +61,7 @@ from vmckpt.replicate.wire.messages import (
 from vmckpt.vm.inventory import Vm, require_at_home
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
-from vmckpt.vm.users.users import let_write_here
+from vmckpt.vm.users.users import grant_write
 
 # The standby reserves memory for all of the guest before it sends WELCOME.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
@@ -102,7 +102,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
         second = await stack.enter_async_context(
-            second_path(request, Sender.PRIMARY, _place(request).token)
+            second_path(request, Sender.PRIMARY, _endpoint(request).token)
         )
         welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(
@@ -115,16 +115,16 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             capturing(vm.qemu.process.pid, ram, monitor, output, ram_bytes=vm.spec.memory_bytes)
         )
         sources = await _sources(monitor, request, vm)
-        let_in = partial(let_write_here, vm.qemu.files)
+        let_in = partial(grant_write, vm.qemu.files)
         mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
-            request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
+            request, files, PrimaryHandles(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica, second=second,
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
-        give_way()  # everything that runs beside it has been started
+        batch_priority()  # everything that runs beside it has been started
         unprotected.pop_all()  # from here on, how the protection ends decides about the claim
         # A host that shuts down sends this to all processes, QEMU included.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
@@ -171,7 +171,7 @@ async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> lis
     disks = request.disks
     sources = [MirrorSource(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
     if request.shares_disks:
-        return await put_aside(monitor, request, vm, sources)
+        return await add_overlays(monitor, request, vm, sources)
     mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
     return sources
 
@@ -236,7 +236,7 @@ def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
     """
     with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 
-        def told(line: str) -> None:
+        def show(line: str) -> None:
             try:
                 tell(line)
             except TimeoutError:
@@ -245,15 +245,15 @@ def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
                 words = files.guard_log.read_text().strip().splitlines()
                 raise OSError(exc.errno, words[-1] if words else "it was killed") from exc
 
-        yield told
+        yield show
 
 
 async def _connect(request: ReplicationRequest, term: int) -> Channel:
-    wire = await open_link(request.standby.name, _place(request))
+    wire = await open_link(request.standby.name, _endpoint(request))
     return Channel(wire.reader, wire.writer, term)
 
 
-def _place(request: ReplicationRequest) -> TlsEndpoint:
+def _endpoint(request: ReplicationRequest) -> TlsEndpoint:
     if request.place is None:
         raise OperationFailedError(
             "the primary does not know its standby's address",
@@ -297,8 +297,8 @@ async def _greet(
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
     if head.kind is FrameKind.FAILURE:
-        said = decode_failure(payload)
-        raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
+        message = decode_failure(payload)
+        raise OperationFailedError(message.what, why=message.why, remedy=message.remedy)
     if head.kind is not FrameKind.WELCOME:
         raise OperationFailedError(
             f"{request.standby.name} does not accept its primary",

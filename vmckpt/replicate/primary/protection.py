@@ -20,9 +20,9 @@ from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
-from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_word
+from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_status
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.primary.epochs import Epochs, Grip
+from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
@@ -61,7 +61,7 @@ class Protection:
         self,
         request: ReplicationRequest,
         files: ServiceFiles,
-        grip: Grip,
+        handles: PrimaryHandles,
         *,
         keeper: TermKeeper,
         channel: Channel,
@@ -70,13 +70,13 @@ class Protection:
     ) -> None:
         self._request, self._files, self._second = request, files, second
         self._wake = asyncio.Event()
-        self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
+        self._handles, self._vm, self._monitor = handles, handles.vm, handles.monitor
         self._keeper, self._replica = keeper, replica
         ram_bytes = self._vm.spec.memory_bytes
-        self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
-        self._epochs = Epochs(grip, self._stream, keeper, request.options)
+        self._stream = EpochStream(channel, keeper, ram_bytes, self._wake.set, handles.mirrors.tell)
+        self._epochs = Epochs(handles, self._stream, keeper, request.options)
         self._why = ""
-        self._asked: ProtectionEnding | None = None
+        self._requested: ProtectionEnding | None = None
         self._is_ending = self._is_handing_over = False
         self._ending: ProtectionEnding | None = None
 
@@ -87,7 +87,7 @@ class Protection:
                 with self._woken_by_its_end():
                     ending = await self._protect(background)
             except StandbyLostError as exc:
-                self._why = "" if self._asked else self._how_lost(exc)
+                self._why = "" if self._requested else self._how_lost(exc)
                 # Ending now, even on request, would leave behind a guest whose output is held.
                 ending = await to_the_end(self._go_on_alone())
             except BaseException as exc:
@@ -103,12 +103,12 @@ class Protection:
 
     def _how_lost(self, exc: StandbyLostError) -> str:
         is_silent = bool(self._stream.why) or self._keeper.is_silent()
-        if self._stream.is_told or not is_silent:
+        if self._stream.is_reported or not is_silent:
             return str(exc)
-        return f"{exc}; {self._second.told(self._stream.heard_s)}"
+        return f"{exc}; {self._second.diagnosis(self._stream.heard_s)}"
 
     async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
-        """After a replacement: it continues here after all, or nothing of it runs any more."""
+        """After a replacement: it continues here after all, or nothing of it still runs."""
         if ending is not ProtectionEnding.REPLACED:
             return ending
         if await self._has_term_back():
@@ -123,14 +123,14 @@ class Protection:
         self._ending = ending
         self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"
         try:
-            await write_last_word(self._vm.host, self._files, self.status())
+            await write_last_status(self._vm.host, self._files, self.status())
         except StorageError:
             # If both are on one machine, a standby that has the guest removes what is here.
             if await self._vm.host.exists(self._files.path):
                 raise
 
     async def _end_qemu(self) -> None:
-        """End QEMU for certain, however long that takes: others rely on it."""
+        """Make sure that QEMU has ended, however long that takes: others rely on it."""
         pid = self._vm.qemu.process.pid
         while self._qemu_lives():
             self._signal(signal.SIGKILL)
@@ -149,7 +149,7 @@ class Protection:
         If no descriptor is free for more, the pidfd alone counts: it was opened at the start.
         """
         ended = select.poll()
-        ended.register(self._grip.pidfd, select.POLLIN)
+        ended.register(self._handles.pidfd, select.POLLIN)
         return not (ended.poll(0) or is_exiting(self._vm.qemu.process.pid))
 
     @asynccontextmanager
@@ -193,30 +193,30 @@ class Protection:
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):  # it is just ending
-            signal.pidfd_send_signal(self._grip.pidfd, number)
+            signal.pidfd_send_signal(self._handles.pidfd, number)
 
     @contextmanager
     def _woken_by_its_end(self) -> Iterator[None]:
         """For the block: wake all waiters when QEMU ends."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._grip.pidfd, self._wake.set)
+        loop.add_reader(self._handles.pidfd, self._wake.set)
         try:
             yield
         finally:
-            loop.remove_reader(self._grip.pidfd)
+            loop.remove_reader(self._handles.pidfd)
 
     async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
         with self._monitor.events("SHUTDOWN") as shutdowns:
             try:
                 await self._epochs.copy(self._require_wanted)
-                await self._grip.output.hold()
-                while self._asked is None:
+                await self._handles.output.hold()
+                while self._requested is None:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
                     _require_at_work(background)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
-                if self._asked is ProtectionEnding.YOURS:
+                if self._requested is ProtectionEnding.YOURS:
                     return await self._hand_over(background)
                 return await self._stop()
             except (VmckptError, OSError) as exc:
@@ -224,8 +224,8 @@ class Protection:
                     if isinstance(exc, OSError):
                         raise
                     raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
-                told: list[Any] = [event["data"] for event in shutdowns.drain()]
-                return await self._qemu_gone(is_off=any(data["guest"] for data in told))
+                reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
+                return await self._qemu_gone(is_off=any(data["guest"] for data in reasons))
 
     async def _is_qemus_end(self, exc: Exception) -> bool:
         """Whether its QEMU has died, whatever was noticed first.
@@ -246,7 +246,7 @@ class Protection:
         )
 
     def _require_wanted(self) -> None:
-        if self._asked is not None:
+        if self._requested is not None:
             raise StandbyLostError("stopped before everything was copied")
 
     async def _hand_over(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
@@ -257,7 +257,7 @@ class Protection:
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return ProtectionEnding.REPLACED
-            if self._asked is not ProtectionEnding.YOURS:
+            if self._requested is not ProtectionEnding.YOURS:
                 return await self._stop()  # the arbiter is gone: continue here
             if self._stands_still():
                 break
@@ -315,14 +315,14 @@ class Protection:
 
     async def _is_at_home_there(self) -> bool:
         """Whether the standby certainly has the guest; on another machine only it can say so."""
-        asked = self._request
-        return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
+        request = self._request
+        return request.one_machine and await read_vm(request.standby, request.vm) is not None
 
     async def _go_on_here(self) -> ProtectionEnding:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> ProtectionEnding:
@@ -346,7 +346,7 @@ class Protection:
         return self._monitor.is_open and not self._epochs.has_standby()
 
     async def _dead_here(self, why: str, ending: ProtectionEnding) -> ProtectionEnding:
-        """End QEMU for certain, and let the standby have the term at once."""
+        """Make sure that QEMU has ended, and release the term to the standby at once."""
         await self._end_qemu()
         with suppress(VmckptError):  # then the standby waits for the lease to expire
             await self._keeper.give_up()
@@ -358,7 +358,7 @@ class Protection:
         if ending := await self._not_solo():
             return ending
         await self._stream.end(STOPPED, "asked for")
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.STOPPED
 
     async def _go_on_alone(self) -> ProtectionEnding:
@@ -373,11 +373,11 @@ class Protection:
             return ending
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
-        await self._let_go()
+        await self._release_guest()
         return ProtectionEnding.ALONE
 
     async def _not_solo(self) -> ProtectionEnding | None:
-        """None once no replica may take over any more, which the arbiter may take long to record;
+        """None once no replica may take over, which the arbiter may take long to record;
         else how the protection ends: the guest is dead here, or another has its term.
         """
         solo = asyncio.ensure_future(self._keeper.solo())
@@ -389,17 +389,17 @@ class Protection:
             await asyncio.wait({solo}, timeout=RETRY_S)
         return None if solo.result() else ProtectionEnding.REPLACED
 
-    async def _let_go(self) -> None:
+    async def _release_guest(self) -> None:
         """When this returns the guest runs with none of its output held, or QEMU has ended.
 
         A guest that QEMU itself stopped (an internal error) stays stopped.
         """
         # No replica may take over, so the guest may run whether or not the lease is renewed.
         self._keeper.free()
-        self._grip.mirrors.intake.let_go()
+        self._handles.mirrors.intake.drop()
         while self._qemu_lives():
             with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
-                await self._grip.output.let_go()
+                await self._handles.output.release_all()
                 if await self._runs_by_now():
                     return
             await asyncio.sleep(RETRY_S)
@@ -407,7 +407,7 @@ class Protection:
     async def _runs_by_now(self) -> bool:
         """Resume the guest. True if it runs, or is stopped for a reason other than an epoch."""
         try:
-            await self._grip.capture.resume()
+            await self._handles.capture.resume()
         except CommandRefusedError:
             state = await commands.query_status(self._monitor)
             return state.status not in STOPPED_FOR_AN_EPOCH
@@ -415,18 +415,20 @@ class Protection:
 
     def hand_over(self) -> None:
         """Have the standby take the guest over: this host goes down (SIGTERM)."""
-        if self._asked is None:
-            self._asked = ProtectionEnding.YOURS
+        if self._requested is None:
+            self._requested = ProtectionEnding.YOURS
             self._wake.set()
 
     async def answer(self, word: str) -> ReplicaStatus:
         """Answer a request over its control socket: status, and the words that end it."""
         if word in ("stop", "failover", GO_ALONE, GO_ALONE_UNLESS_TAKEN):
-            self._asked = ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
+            self._requested = (
+                ProtectionEnding.YOURS if word == "failover" else ProtectionEnding.STOPPED
+            )
             if word in (GO_ALONE, GO_ALONE_UNLESS_TAKEN):
                 with suppress(StorageError):  # the guest continues, if without a next protection
                     await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
-                self._keeper.go_alone(is_certain=word == GO_ALONE)
+                self._keeper.continue_alone(is_certain=word == GO_ALONE)
             self._wake.set()
             await poll(lambda: self._ending is not None, every_s=POLL_S)
         return self.status()
@@ -452,7 +454,7 @@ class Protection:
             epoch_ms=round(self._epochs.pace.run_s * 1e3, 1),
             epoch_is_auto=options.epoch_s is None,
             max_pause_ms=options.max_pause_s * 1e3,
-            tracker=self._grip.capture.tracker,
+            tracker=self._handles.capture.tracker,
             sent_bytes=self._stream.sent_bytes,
         )
         status = self._second.added_to(
@@ -461,7 +463,7 @@ class Protection:
             self._stream.heard_s,
             is_lost=self._stream.is_lost,
         )
-        return self._epochs.added_to(self._grip.mirrors.added_to(status))
+        return self._epochs.added_to(self._handles.mirrors.added_to(status))
 
     def _stands_still(self) -> str:
         state = self._epochs.stands_still

@@ -13,7 +13,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import PATIENCE_S, TAKEN, Channel, Frame
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.wire.epoch import Composer
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Begin,
@@ -49,7 +49,7 @@ class EpochStream:
     """Epochs on their way to the standby, one at a time.
 
     `wake` is called when it is lost, `tell` with what it reports about its disks. `is_taken`: it
-    has reported that the guest runs there. `why`: how it was lost; `is_told`: in its own words.
+    has reported that the guest runs there. `why`: how it was lost; `is_reported`: in its own words.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EpochStream:
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, LinkSpeed()
         self._answered = asyncio.Condition()
         self.why = ""
-        self.is_taken = self.is_told = self._is_left = False
+        self.is_taken = self.is_reported = self._is_left = False
 
     @property
     def sent_bytes(self) -> int:
@@ -78,7 +78,7 @@ class EpochStream:
     @property
     def is_lost(self) -> bool:
         """Whether the connection has ended without a last word from either side."""
-        return bool(self.why) and not (self.is_told or self._is_left)
+        return bool(self.why) and not (self.is_reported or self._is_left)
 
     @property
     def heard_s(self) -> float:
@@ -160,13 +160,13 @@ class EpochStream:
                 head, payload = await self._channel.receive()
                 if head.kind is FrameKind.FAILURE:
                     failure = decode_failure(payload)
-                    self.is_told, self.is_taken = True, failure.kind == TAKEN
+                    self.is_reported, self.is_taken = True, failure.kind == TAKEN
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is FrameKind.ACK:
                     await self._note(head)
                 elif head.kind is FrameKind.DIGESTS:
                     if self._tell is None:
-                        raise senseless(f"{head} comes unasked", "no disk is replicated")
+                        raise protocol_violation(f"{head} comes unasked", "no disk is replicated")
                     self._tell(payload)
                 elif head.kind is FrameKind.HEARTBEAT:
                     self._progress(decode_heartbeat(payload))
@@ -180,7 +180,7 @@ class EpochStream:
     async def _note(self, head: FrameHead) -> None:
         keeper, sent = self._keeper, self._number - self._is_begun
         if not self._acknowledged < head.epoch <= sent:
-            raise senseless(f"{head} comes unasked", f"epochs up to {sent} were sent")
+            raise protocol_violation(f"{head} comes unasked", f"epochs up to {sent} were sent")
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch
             is_all = head.epoch == self._number and not self._is_begun
@@ -191,12 +191,12 @@ class EpochStream:
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
-    def _progress(self, said: Heartbeat) -> None:
+    def _progress(self, message: Heartbeat) -> None:
         """A slow epoch does not count as silence while the standby takes some of it."""
-        keeper, has_more = self._keeper, self._channel.has_taken(said)
+        keeper, has_more = self._keeper, self._channel.has_taken(message)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
-            has_all = said.received_bytes == self.sent_bytes
+            has_all = message.received_bytes == self.sent_bytes
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:

@@ -14,7 +14,7 @@ from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.standby.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, ReceivedEpoch
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 from vmckpt.replicate.wire.frames import FrameHead, FrameKind
 from vmckpt.replicate.wire.messages import (
     Failure,
@@ -33,7 +33,7 @@ Try = Callable[[Hello, int], Coroutine[Any, Any, None]]
 LOST = "lost"
 # How often to check the progress on an epoch, and for how long work without progress (a write that
 # hangs) still counts as work.
-LOOK_S, WORK_S = 0.25, 10.0
+CHECK_S, WORK_S = 0.25, 10.0
 
 
 class Following:
@@ -105,7 +105,7 @@ class Following:
             return LOST
         except VmckptError as exc:
             # What arrived, or the replica, cannot be trusted: tell the primary, which continues
-            # alone. This standby does not take over any more.
+            # alone. This standby no longer takes over.
             self.why = f"{exc.what}: {exc.why}"
             with suppress(HostDownError):
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
@@ -126,7 +126,7 @@ class Following:
                 if boottime_s() - written_s < WORK_S:
                     self._seen_working += 1
                     channel.heard_s = boottime_s()
-                await asyncio.wait({working}, timeout=LOOK_S)
+                await asyncio.wait({working}, timeout=CHECK_S)
             working.result()
         finally:
             working.cancel()
@@ -137,8 +137,8 @@ class Following:
         packer = Packer()
         with suppress(HostDownError):  # the receiver raises it too
             try:
-                async for told in self._replica.disks.digests():
-                    payload = encode_digests(told, packer)
+                async for digests in self._replica.disks.digests():
+                    payload = encode_digests(digests, packer)
                     await channel.send(channel.outbound.frame(FrameKind.DIGESTS, 0, payload))
             except StorageError as exc:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
@@ -156,7 +156,7 @@ class Following:
     async def _take(self, channel: Channel, head: FrameHead, payload: memoryview) -> None:
         if head.kind is FrameKind.HELLO:
             if self.hello is not None:
-                raise senseless(f"{head} comes twice", "a primary identifies itself once")
+                raise protocol_violation(f"{head} comes twice", "a primary identifies itself once")
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
             await self._work(channel, self._try_means(self.hello, self.term))

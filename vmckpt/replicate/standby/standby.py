@@ -17,7 +17,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.processes.deadman import armed
-from vmckpt.hosts.processes.scheduling import be_prompt, give_way
+from vmckpt.hosts.processes.scheduling import batch_priority, normal_priority
 from vmckpt.hosts.remote.tls import listening, token_of
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
@@ -29,7 +29,7 @@ from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.preflight.replication.memory import standby_bytes
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
-from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_word
+from vmckpt.replicate.control import DISMISS, TAKE_ALONE, answering, write_last_status
 from vmckpt.replicate.disks.copies import StandbyFile, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import DisksJournal, journal_of
 from vmckpt.replicate.narration import narrated
@@ -60,7 +60,7 @@ from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Replaced, sweep
 
-COME_S, LOOK_S = 60.0, 0.25
+COME_S, CHECK_S = 60.0, 0.25
 
 
 async def serve_standby(directory: Path) -> None:
@@ -138,7 +138,7 @@ class Standby:
         self._following: Following | None = None
         self._taking: TakeOver | None = None
         self._second: SecondPath | None = None
-        self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
+        self._requested, self._dismissed = asyncio.Event(), asyncio.Event()
 
     @property
     def has_the_guest(self) -> bool:
@@ -195,7 +195,7 @@ class Standby:
             await self._warm.close()
         else:
             self._ended = "ended"
-            if self._lease.has_asked:
+            if self._lease.has_requested:
                 # It should have continued here and never did: the primary, if it is there, may have
                 # it back.
                 with suppress(TimeoutError):
@@ -215,7 +215,7 @@ class Standby:
         """
         while self._lease.is_in_doubt and not self._is_ours(self._lease.seen):
             with suppress(VmckptError):
-                await self._lease.look()
+                await self._lease.read()
             await asyncio.sleep(TICK_S)
         with suppress(VmckptError):
             await give_up_term(self._request)
@@ -237,16 +237,16 @@ class Standby:
         """Receive until the primary has gone, then decide what to do."""
         primary = Following(self.name, replica, partial(try_means, self._request), second)
         self._replica, self._following = replica, primary
-        asked, warm = self._asked, self._warm
-        taking = TakeOver(self._request, self._lease, replica, primary, asked, lack=warm.lack)
+        request, warm = self._requested, self._warm
+        taking = TakeOver(self._request, self._lease, replica, primary, request, lack=warm.lack)
         self._taking = taking
-        give_way()  # its QEMU, which was started before, does not
+        batch_priority()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
         try:
             while True:
                 await asyncio.wait(
-                    {receiving, ended}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    {receiving, ended}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended.done():
                     await self._say_that_qemu_died(channel, ended.result())
@@ -257,7 +257,7 @@ class Standby:
                 if not taking.is_due(receiving):
                     continue
                 self._noticed_s = boottime_s()
-                be_prompt()
+                normal_priority()
                 move = await taking.settled(receiving)
                 self._entitled_s = boottime_s()
                 self._why = taking.why
@@ -267,7 +267,7 @@ class Standby:
                     await to_the_end(self._promote(replica, channel))
                 if move is not StandbyMove.FOLLOW:
                     return
-                give_way()
+                batch_priority()
         finally:
             receiving.cancel()
             ended.cancel()
@@ -312,10 +312,10 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
-        asked, primary = self._request, self._request.primary
-        if asked.one_machine:
-            await remove_stale_home(primary, asked.vm, asked.qemu_id)
-            await primary.remove(ServiceFiles.of(primary, asked.vm).path)
+        request, primary = self._request, self._request.primary
+        if request.one_machine:
+            await remove_stale_home(primary, request.vm, request.qemu_id)
+            await primary.remove(ServiceFiles.of(primary, request.vm).path)
         with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
 
@@ -328,7 +328,7 @@ class Standby:
         if self._lease.held is None or boottime_s() < self._lease.held_until_s:
             return False
         with suppress(VmckptError):
-            await self._lease.look()
+            await self._lease.read()
         return self._lease.held is None
 
     async def _answer(self, word: str) -> ReplicaStatus:
@@ -336,8 +336,8 @@ class Standby:
             self._dismissed.set()
         elif word in ("failover", TAKE_ALONE):
             if word == TAKE_ALONE and self._taking is not None:
-                self._taking.go_alone()
-            self._asked.set()
+                self._taking.continue_alone()
+            self._requested.set()
             await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
 
@@ -367,10 +367,10 @@ class Standby:
         )
         if self._second is None:
             return status
-        asked = self._request
+        request = self._request
         return self._second.added_to(
             status,
-            (asked.standby.migration_address, asked.primary.migration_address),
+            (request.standby.migration_address, request.primary.migration_address),
             primary.heard_s if primary else None,
             is_lost=primary is not None and primary.is_lost,
         )
@@ -381,7 +381,7 @@ class Standby:
         return "following" if self._replica and self._replica.complete else "copying"
 
     async def _write_status(self) -> None:
-        await write_last_word(self._request.standby, self._files, self.status())
+        await write_last_status(self._request.standby, self._files, self.status())
 
 
 def _ms(seconds: float) -> float:

@@ -34,7 +34,7 @@ _TAKING = (StandbyMove.CLAIM, StandbyMove.FENCE, StandbyMove.TAKE)
 
 
 class TakeOver:
-    """A standby's takeover of its primary's term; `asked`: requested by an operator.
+    """A standby's takeover of its primary's term; `requested`: requested by an operator.
 
     `lack`: why the waiting QEMU could not run the guest; empty if it can. `why`: the last obstacle;
     `arbiter_fails`: why the arbiter does not answer.
@@ -46,7 +46,7 @@ class TakeOver:
         lease: Lease,
         replica: Replica,
         primary: Following,
-        asked: asyncio.Event,
+        requested: asyncio.Event,
         *,
         lack: Callable[[], Awaitable[str]],
     ) -> None:
@@ -54,7 +54,7 @@ class TakeOver:
         self._replica, self._primary = replica, primary
         self._fencing = Fencing.READY
         self._dead: Holding | None = None
-        self._asked = asked
+        self._requested = requested
         self._alone_until_s = -math.inf
         # Read now: when it is needed there may be no free descriptor.
         self._machine = this_machine()
@@ -72,7 +72,7 @@ class TakeOver:
         is_idle = self._replica.complete and (
             boottime_s() - self._primary.epoch_s > self._lease.span.claimant_s
         )
-        return receiving.done() or is_silent or is_idle or self._asked.is_set()
+        return receiving.done() or is_silent or is_idle or self._requested.is_set()
 
     async def settled(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         """The outcome: PROMOTE (the term is held, the primary can no longer act), FOLLOW (it is
@@ -96,7 +96,7 @@ class TakeOver:
                 self.why = f"{exc.what}: {exc.why}"
                 await asyncio.sleep(TICK_S)
 
-    def go_alone(self) -> None:
+    def continue_alone(self) -> None:
         """The operator has made sure that the primary is dead: no term is needed while the command
         waits, but not later.
         """
@@ -106,12 +106,14 @@ class TakeOver:
         primary = self._primary
         if receiving.done() and receiving.result() != LOST:
             return primary.why  # in its last word
-        return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
+        return (
+            f"{primary.why or 'the primary is silent'}; {primary.second.diagnosis(primary.heard_s)}"
+        )
 
     async def _next(self, receiving: "asyncio.Future[str]") -> StandbyMove:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:
             try:
-                await self._lease.look()
+                await self._lease.read()
             except VmckptError as exc:
                 self.arbiter_fails = f"{exc.what}: {exc.why}"
                 self.why = f"no answer from the arbiter: {exc.why}"
@@ -138,8 +140,8 @@ class TakeOver:
         is_stale = seen is not None and not (
             is_left_to(seen.now.record, me, self._primary.term) or seen.now.record.holder == me.name
         )
-        is_told = boottime_s() < self._alone_until_s
-        if not is_told or is_heard or is_stale or not self._replica.complete:
+        is_known = boottime_s() < self._alone_until_s
+        if not is_known or is_heard or is_stale or not self._replica.complete:
             return StandbyMove.WAIT
         return StandbyMove.WAIT if await self._lack() else StandbyMove.PROMOTE
 
@@ -159,7 +161,7 @@ class TakeOver:
     def _view(self, *, is_heard: bool) -> StandbyView:
         held, hello = self._lease.held, self._primary.hello
         can_fence = hello is not None and (self._request.options.fence or self._is_here(hello))
-        is_heard = is_heard and not self._asked.is_set()
+        is_heard = is_heard and not self._requested.is_set()
         return StandbyView(
             me=self._lease.claimant,
             complete=self._replica.complete,

@@ -29,10 +29,10 @@ async def try_means(request: ReplicationRequest, hello: Hello, term: int) -> Non
     found = await open_arbiter(options).read(request.vm)
     holding = Holding(term, hello.holder)
     if found is None or Holding(found.record.term, found.record.holder) != holding:
-        said = f"term {found.record.term} of {found.record.holder}" if found else "nothing"
+        reason = f"term {found.record.term} of {found.record.holder}" if found else "nothing"
         raise RefusedError(
             f"standby and primary read different leases at {options.arbiter}",
-            why=f"{hello.holder} holds term {term}; the standby reads {said}",
+            why=f"{hello.holder} holds term {term}; the standby reads {reason}",
             remedy="name a directory that both hosts really share, or an etcd cluster",
         )
     if options.fence:

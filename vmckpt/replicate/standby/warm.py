@@ -25,7 +25,7 @@ from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, st
 # Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20
 # How often QEMU is probed, and after what silence it is given up.
-LOOK_S, SILENT_S = 0.5, 5.0
+CHECK_S, SILENT_S = 0.5, 5.0
 # How long, and how often, resuming the guest is retried.
 RUN_S, RUN_POLL_S = 5.0, 0.01
 _FD_NAME = "vmckpt-state"
@@ -69,7 +69,7 @@ class Warm:
     async def load(self, device_state: bytes) -> None:
         """Load the guest, whose memory it has; it stays paused, ready to run.
 
-        Raises OperationFailedError; then this QEMU cannot be used any more.
+        Raises OperationFailedError; then this QEMU is no longer usable.
         """
         with self._monitor.events("MIGRATION") as events:
             feeding = self._feed(device_state)
@@ -137,8 +137,8 @@ class Warm:
         await self._host.remove(self.directory.path)
 
     async def ended(self) -> str:
-        """Return when it cannot be used any more, and why: its process has ended, or hangs."""
-        return await poll(self.lack, every_s=LOOK_S)
+        """Return when it is no longer usable, and why: its process has ended, or hangs."""
+        return await poll(self.lack, every_s=CHECK_S)
 
     async def lack(self) -> str:
         """Why it could not run the guest now; empty if it answers."""

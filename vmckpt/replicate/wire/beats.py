@@ -18,7 +18,7 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import NamedTuple
 
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 
 _MAGIC = b"vkb1"
 _BEAT = struct.Struct(">4sB3xQQ")
@@ -54,18 +54,22 @@ def beat_key(token: str) -> bytes:
 
 def encode_beat(beat: Beat, key: bytes) -> bytes:
     """The datagram."""
-    said = _BEAT.pack(_MAGIC, beat.sender, beat.number, beat.heard)
-    return said + hmac.digest(key, said, "sha256")
+    reply = _BEAT.pack(_MAGIC, beat.sender, beat.number, beat.heard)
+    return reply + hmac.digest(key, reply, "sha256")
 
 
 def decode_beat(data: bytes, key: bytes) -> Beat:
     """Decode a datagram that `encode_beat` made with the same key. Raises WireError."""
-    said, mac = data[: _BEAT.size], data[_BEAT.size :]
-    if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
-        raise senseless("a datagram is not a heartbeat", f"{len(data)} bytes from another sender")
-    magic, sender, number, heard = _BEAT.unpack(said)
+    reply, mac = data[: _BEAT.size], data[_BEAT.size :]
+    if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, reply, "sha256"), mac):
+        raise protocol_violation(
+            "a datagram is not a heartbeat", f"{len(data)} bytes from another sender"
+        )
+    magic, sender, number, heard = _BEAT.unpack(reply)
     if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
-        raise senseless("a heartbeat is none of ours", f"{magic!r} of sender {sender}")
+        raise protocol_violation(
+            "a heartbeat is not of this protocol", f"{magic!r} of sender {sender}"
+        )
     return Beat(Sender(sender), number, heard)
 
 
@@ -82,16 +86,16 @@ class Hearing:
         self.heard_s: float | None = None
         self.answered_s: float | None = None
 
-    def say(self) -> bytes:
+    def next_datagram(self) -> bytes:
         """The next datagram."""
         self._sent += 1
         return encode_beat(Beat(self._side, self._sent, self._heard), self._key)
 
-    def hear(self, data: bytes, now_s: float) -> None:
+    def receive(self, data: bytes, now_s: float) -> None:
         """Process a datagram; one that was received before is ignored. Raises WireError."""
         beat = decode_beat(data, self._key)
         if beat.sender is not self._side.other:
-            raise senseless("a heartbeat comes from the wrong side", f"{beat.sender.name}")
+            raise protocol_violation("a heartbeat comes from the wrong side", f"{beat.sender.name}")
         if beat.number <= self._heard:
             return
         self._heard, self.heard_s = beat.number, now_s

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vmckpt.replicate.wire import messages
-from vmckpt.replicate.wire.errors import damaged, senseless
+from vmckpt.replicate.wire.errors import damaged, protocol_violation
 from vmckpt.replicate.wire.frames import Buffer, FrameHead, FrameKind, Outbound
 from vmckpt.replicate.wire.messages import WRITE_BYTES, Begin, Commit, DiskWrite, HelloDisk
 from vmckpt.replicate.wire.pages import Encoder, Numbers, PageBatch, Words, decode
@@ -179,11 +179,11 @@ class Assembler:
             return None
         now = self._open
         if now is None or now.number != head.epoch or now.term != head.term:
-            raise senseless(f"{head} comes unasked", "no such epoch has begun")
+            raise protocol_violation(f"{head} comes unasked", "no such epoch has begun")
         if head.kind is FrameKind.COMMIT:
             return self._commit(now, messages.decode_commit(payload))
         if head.kind not in _PARTS:
-            raise senseless(
+            raise protocol_violation(
                 f"{head} is not part of an epoch", "a frame of another kind was expected"
             )
         self._part(now, head, payload)
@@ -191,11 +191,11 @@ class Assembler:
 
     def _begin(self, head: FrameHead, begin: Begin) -> None:
         if self._open is not None:
-            raise senseless(
+            raise protocol_violation(
                 f"{head} comes too early", f"epoch {self._open.number} is not complete yet"
             )
         if begin.base != self.last or head.epoch <= self.last:
-            raise senseless(
+            raise protocol_violation(
                 f"epoch {head.epoch} does not fit",
                 f"it builds on {begin.base}, the replica is at {self.last}",
             )
@@ -223,7 +223,7 @@ class Assembler:
             totals.disk_bytes += data_bytes
             now.held_bytes += data_bytes + len(writes) * WRITE_BYTES
         if now.held_bytes > self._most_bytes:
-            raise senseless(
+            raise protocol_violation(
                 f"epoch {now.number} is too large",
                 f"{now.held_bytes} bytes of it have come; the standby has room for "
                 f"{self._most_bytes:.0f}",

@@ -25,6 +25,6 @@ def damaged(what: str, why: str) -> DamagedFrameError:
     )
 
 
-def senseless(what: str, why: str) -> WireError:
+def protocol_violation(what: str, why: str) -> WireError:
     """The error for what arrived intact but is not a valid message."""
     return WireError(what, why=why, remedy="report this; install the same vmckpt on both sides")

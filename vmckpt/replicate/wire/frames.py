@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from vmckpt.replicate.wire.errors import StaleTermError, damaged, senseless
+from vmckpt.replicate.wire.errors import StaleTermError, damaged, protocol_violation
 
 Buffer = bytes | bytearray | memoryview
 # Longer than any frame that is sent; a longer one is invalid.
@@ -112,8 +112,8 @@ class Inbound:
             )
         length_bytes, kind, upper, term, epoch, low, payload_crc = _HEAD.unpack_from(data)
         if length_bytes > MOST_BYTES or kind not in _KINDS:
-            raise senseless(
-                f"frame {self.sequence} is none", f"kind {kind} with {length_bytes} bytes"
+            raise protocol_violation(
+                f"frame {self.sequence} is invalid", f"kind {kind} with {length_bytes} bytes"
             )
         sequence = int.from_bytes(upper) << _LOW_BITS | low
         head = FrameHead(length_bytes, FrameKind(kind), term, epoch, sequence, payload_crc, crc)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.foreign import MalformedError, parse
-from vmckpt.replicate.wire.errors import WireError, senseless
+from vmckpt.replicate.wire.errors import WireError, protocol_violation
 from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
@@ -211,15 +211,17 @@ def decode_writes(
     (content,) = unpack(payload, 1)
     count = _unpacked(_COUNT, content[: _COUNT.size])[0]
     if count > most:
-        raise senseless("disk writes make an epoch too large", f"{count} in one frame")
+        raise protocol_violation("disk writes make an epoch too large", f"{count} in one frame")
     data_at = at = _COUNT.size + count * _WRITE.size
     if data_at > len(content):
-        raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
+        raise protocol_violation(
+            "disk writes end too early", f"{count} writes in {len(content)} bytes"
+        )
     found = []
     for named, offset, length in _WRITE.iter_unpack(content[_COUNT.size : data_at]):
         disk = named & ~_ZEROES
         if disk >= len(disks) or offset + length > disks[disk].size_bytes:
-            raise senseless(
+            raise protocol_violation(
                 "a write is outside its disk", f"disk {disk}, {offset} + {length} bytes"
             )
         if named & _ZEROES:
@@ -228,20 +230,20 @@ def decode_writes(
             found.append(DiskWrite(disk, offset, content[at : at + length]))
             at += length
     if at != len(content):
-        raise senseless("disk writes have another length", f"{at} bytes in {len(content)}")
+        raise protocol_violation("disk writes have another length", f"{at} bytes in {len(content)}")
     return found
 
 
-def encode_digests(told: Digests, packer: Packer) -> list[Buffer]:
+def encode_digests(digests: Digests, packer: Packer) -> list[Buffer]:
     """A DIGESTS payload."""
-    return [_DIGESTS.pack(told.disk, told.first_block), *packer.pack([told.digests])]
+    return [_DIGESTS.pack(digests.disk, digests.first_block), *packer.pack([digests.digests])]
 
 
 def decode_digests(payload: memoryview, disks: Sequence[HelloDisk]) -> Digests:
     """Raises WireError."""
     disk, first_block = _unpacked(_DIGESTS, payload[: _DIGESTS.size])
     if disk >= len(disks):
-        raise senseless("digests are of no disk", f"disk {disk} of {len(disks)}")
+        raise protocol_violation("digests are of no disk", f"disk {disk} of {len(disks)}")
     return Digests(disk, first_block, unpack(payload[_DIGESTS.size :], 1)[0])
 
 
@@ -251,7 +253,9 @@ def decode_hello(payload: Buffer) -> Hello:
     disks = tuple(_made(HelloDisk, one) for one in _list(value, "disks"))
     emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
     if not emitters:
-        raise senseless("HELLO names no process to fence", "its emitters are an empty list")
+        raise protocol_violation(
+            "HELLO names no process to fence", "its emitters are an empty list"
+        )
     return _made(Hello, value | {"disks": disks, "emitters": emitters})
 
 
@@ -262,8 +266,10 @@ def decode_welcome(payload: Buffer) -> Welcome:
 
 def decode_failure(payload: Buffer) -> Failure:
     """Truncates its text to what a status has room for. Raises WireError."""
-    said = _made(Failure, _json_object(payload, "FAILURE"))
-    return Failure(*(word[:_MOST_TEXT] for word in (said.kind, said.what, said.why, said.remedy)))
+    message = _made(Failure, _json_object(payload, "FAILURE"))
+    return Failure(
+        *(word[:_MOST_TEXT] for word in (message.kind, message.what, message.why, message.remedy))
+    )
 
 
 def decode_begin(payload: Buffer) -> Begin:
@@ -283,7 +289,9 @@ def decode_heartbeat(payload: Buffer) -> Heartbeat:
 
 def _unpacked(form: struct.Struct, payload: Buffer) -> tuple[int, ...]:
     if len(payload) != form.size:
-        raise senseless("a payload has another length", f"{len(payload)} bytes, not {form.size}")
+        raise protocol_violation(
+            "a payload has another length", f"{len(payload)} bytes, not {form.size}"
+        )
     return form.unpack(payload)
 
 
@@ -295,9 +303,9 @@ def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
     try:
         value = parse(bytes(payload))
     except MalformedError as exc:
-        raise senseless(f"{kind} is not valid JSON", str(exc)) from exc
+        raise protocol_violation(f"{kind} is not valid JSON", str(exc)) from exc
     if not isinstance(value, dict):
-        raise senseless(f"{kind} is not an object", f"it is {type(value).__name__}")
+        raise protocol_violation(f"{kind} is not an object", f"it is {type(value).__name__}")
     protocol = value.get("protocol", PROTOCOL)
     if protocol != PROTOCOL:
         raise WireError(
@@ -311,26 +319,30 @@ def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
 def _list(value: dict[str, Any], name: str) -> list[Any]:
     found = value.get(name)
     if not isinstance(found, list):
-        raise senseless(f"a message lacks {name}", f"it has {', '.join(value)}")
+        raise protocol_violation(f"a message lacks {name}", f"it has {', '.join(value)}")
     return found
 
 
 def _made(kind: type[T], value: object) -> T:
     """The message, with each field of the type that its class declares."""
-    places = fields(kind)  # type: ignore[arg-type]
-    if not isinstance(value, dict) or value.keys() != {place.name for place in places}:
-        raise senseless(f"{kind.__name__} has other fields", f"{value!r:.200}")
-    for place in places:
-        right = _SIMPLE.get(place.type, tuple)
-        given = value[place.name]
+    members = fields(kind)  # type: ignore[arg-type]
+    if not isinstance(value, dict) or value.keys() != {member.name for member in members}:
+        raise protocol_violation(f"{kind.__name__} has other fields", f"{value!r:.200}")
+    for member in members:
+        right = _SIMPLE.get(member.type, tuple)
+        given = value[member.name]
         if not isinstance(given, right) or isinstance(given, bool):
-            raise senseless(f"{kind.__name__} has a wrong {place.name}", f"{given!r:.200}")
+            raise protocol_violation(
+                f"{kind.__name__} has a wrong {member.name}", f"{given!r:.200}"
+            )
         if isinstance(given, int) and given < 0:
-            raise senseless(f"{kind.__name__} has a negative {place.name}", str(given))
-        if isinstance(given, int) and given > _MOST.get(place.name, given):
-            raise senseless(f"{kind.__name__} has a {place.name} too large", str(given))
+            raise protocol_violation(f"{kind.__name__} has a negative {member.name}", str(given))
+        if isinstance(given, int) and given > _MOST.get(member.name, given):
+            raise protocol_violation(f"{kind.__name__} has a {member.name} too large", str(given))
         if isinstance(given, str) and "\0" in given:  # it becomes part of a command's environment
-            raise senseless(f"{kind.__name__} has a NUL in its {place.name}", f"{given!r:.200}")
+            raise protocol_violation(
+                f"{kind.__name__} has a NUL in its {member.name}", f"{given!r:.200}"
+            )
     return kind(**value)
 
 

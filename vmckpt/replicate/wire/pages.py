@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.replicate.wire.errors import damaged, senseless
+from vmckpt.replicate.wire.errors import damaged, protocol_violation
 from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
@@ -92,10 +92,10 @@ class Encoder:
             changed = np.zeros((0, WORDS), dtype=bool)
             same = patched = np.zeros(len(numbers), dtype=bool)
         else:
-            places = _places(numbers)
-            changed, same, patched = _compare(self.shadow.words[places], contents)
+            rows = _as_rows(numbers)
+            changed, same, patched = _compare(self.shadow.words[rows], contents)
             patched &= ~zero
-            self.shadow.words[places] = contents
+            self.shadow.words[rows] = contents
         whole = ~(zero | same | patched)
         zero &= ~same
         kinds = [numbers[chosen] for chosen in (zero, patched, whole)]
@@ -128,7 +128,7 @@ def _zero(contents: Words) -> NDArray[np.bool_]:
     return zero
 
 
-def _places(numbers: Numbers) -> Numbers | slice:
+def _as_rows(numbers: Numbers) -> Numbers | slice:
     """The positions of pages; consecutive ones as a slice, which avoids a copy."""
     first, last = int(numbers[0]), int(numbers[-1])
     if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
@@ -199,12 +199,16 @@ class PageBatch:
 def decode(payload: memoryview, ram_pages: int) -> PageBatch:
     """Decode a PAGES payload for a guest with so many pages. Raises WireError."""
     if len(payload) < _HEAD.size:
-        raise senseless("a payload of pages ends too early", f"it has {len(payload)} bytes")
+        raise protocol_violation(
+            "a payload of pages ends too early", f"it has {len(payload)} bytes"
+        )
     *counts, total, changed_words = _HEAD.unpack_from(payload)
     patch, wholes = unpack(payload[_HEAD.size :], 2)
     runs = sum(counts)
     if max(counts) > MOST_PAGES or len(patch) < 8 * runs or len(wholes) % PAGE_BYTES:
-        raise senseless("a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs")
+        raise protocol_violation(
+            "a payload of pages is malformed", f"{len(patch)} bytes for {runs} runs"
+        )
     tables = np.frombuffer(patch[: 8 * runs], dtype="<u4").astype(np.int64)
     ends = np.cumsum(counts)[:-1]
     zero, patched, whole = (
@@ -223,7 +227,7 @@ def decode(payload: memoryview, ram_pages: int) -> PageBatch:
         or np.count_nonzero(changed) != changed_words
         or len(contents) != len(whole)
     ):
-        raise senseless("a payload of pages is malformed", "its parts do not fit together")
+        raise protocol_violation("a payload of pages is malformed", "its parts do not fit together")
     return PageBatch(
         zero, patched, changed, np.frombuffer(words, dtype="<u8"), whole, contents, total
     )
@@ -240,9 +244,11 @@ def _numbers(firsts: Numbers, lengths: Numbers, ram_pages: int) -> Numbers:
     """The pages of runs. Raises WireError if the guest has no such pages, or there are too many."""
     total = int(lengths.sum())
     if total > MOST_PAGES or (len(firsts) and int((firsts + lengths).max()) > ram_pages):
-        raise senseless("a payload names pages that are not there", f"the guest has {ram_pages}")
+        raise protocol_violation(
+            "a payload names pages that are not there", f"the guest has {ram_pages}"
+        )
     if not lengths.all():  # it would be kept, and count as no page
-        raise senseless("a payload of pages is malformed", "a run in it has no page")
+        raise protocol_violation("a payload of pages is malformed", "a run in it has no page")
     offsets = firsts - (np.cumsum(lengths) - lengths)
     return np.repeat(offsets, lengths) + np.arange(total)
 

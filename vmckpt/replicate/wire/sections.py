@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import zstandard
 
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import protocol_violation
 from vmckpt.replicate.wire.frames import MOST_BYTES, Buffer
 
 _HEAD = struct.Struct(">BII")
@@ -93,29 +93,33 @@ def unpack(payload: memoryview, count: int) -> list[memoryview]:
     found, at = [], 0
     for _ in range(count):
         if len(payload) - at < _HEAD.size:
-            raise senseless("a payload ends too early", "a section is missing")
+            raise protocol_violation("a payload ends too early", "a section is missing")
         packing, raw_bytes, packed_bytes = _HEAD.unpack_from(payload, at)
         at += _HEAD.size
         found.append(_content(packing, raw_bytes, payload[at : at + packed_bytes], packed_bytes))
         at += packed_bytes
     if at != len(payload):
-        raise senseless("a payload is too long", f"{len(payload) - at} bytes follow its end")
+        raise protocol_violation(
+            "a payload is too long", f"{len(payload) - at} bytes follow its end"
+        )
     return found
 
 
 def _content(packing: int, raw_bytes: int, packed: memoryview, packed_bytes: int) -> memoryview:
     if len(packed) != packed_bytes or raw_bytes > MOST_BYTES or packing not in (_RAW, _ZSTD):
-        raise senseless("a section is malformed", f"{packed_bytes} bytes for {raw_bytes}")
+        raise protocol_violation("a section is malformed", f"{packed_bytes} bytes for {raw_bytes}")
     if packing == _RAW:
         raw: Buffer = packed
     else:
         try:
             # It would allocate as much as the frame claims, before checking.
             if zstandard.frame_content_size(packed) != raw_bytes:
-                raise senseless("a section has another length", f"not {raw_bytes} bytes")
+                raise protocol_violation("a section has another length", f"not {raw_bytes} bytes")
             raw = zstandard.ZstdDecompressor().decompress(packed, max_output_size=raw_bytes)
         except zstandard.ZstdError as exc:
-            raise senseless("a section cannot be unpacked", str(exc)) from exc
+            raise protocol_violation("a section cannot be unpacked", str(exc)) from exc
     if len(raw) != raw_bytes:
-        raise senseless("a section has another length", f"{len(raw)} bytes for {raw_bytes}")
+        raise protocol_violation(
+            "a section has another length", f"{len(raw)} bytes for {raw_bytes}"
+        )
     return memoryview(raw)

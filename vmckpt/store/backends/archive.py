@@ -45,7 +45,7 @@ class _Objects:
     is_remote = False
 
     def __init__(self, path: Path, fd: int) -> None:
-        self.path, self.place = path, str(path)
+        self.path, self.location = path, str(path)
         self._fd = fd
         self._table: dict[str, tuple[int, int]] = {}
 
@@ -129,7 +129,7 @@ class ArchiveBackend(_Objects):
 
     def _finished(self) -> RefusedError:
         return RefusedError(
-            f"{self.place} cannot be changed",
+            f"{self.location} cannot be changed",
             why="an exported file is written once",
             remedy="import it into a store (vmckpt store import), or export again",
         )
@@ -139,21 +139,21 @@ class ArchiveBackend(_Objects):
         trailer = self.pread(max(0, size - _TRAILER_BYTES), _TRAILER_BYTES)
         if self.pread(0, len(MAGIC)) != MAGIC or len(trailer) < _TRAILER_BYTES:
             raise damaged(
-                f"{self.place} cannot be read", "it is not an exported file, or not whole"
+                f"{self.location} cannot be read", "it is not an exported file, or not whole"
             )
         (length,) = _SIZE.unpack_from(trailer)
         start = size - _TRAILER_BYTES - length
         table = self.pread(start, length) if start > 0 else b""
         if len(table) != length or _sum(table) != trailer[_SIZE.size :]:
-            raise damaged(f"{self.place} is damaged", "its table is not what was written")
-        places = dict[str, tuple[int, int]]()
-        with decoding(self.place):  # anyone can compute such a checksum
+            raise damaged(f"{self.location} is damaged", "its table is not what was written")
+        spans = dict[str, tuple[int, int]]()
+        with decoding(self.location):  # anyone can compute such a checksum
             for written in listed(json_of(table), _MOST_OBJECTS):
                 name, first, bytes_ = row(written, 3)
-                places[text(name)] = count(first, start), count(bytes_, start)
-        if start != len(MAGIC) + sum(bytes_ for _, bytes_ in places.values()):
-            raise damaged(f"{self.place} is damaged", "its table does not fit its size")
-        return places
+                spans[text(name)] = count(first, start), count(bytes_, start)
+        if start != len(MAGIC) + sum(bytes_ for _, bytes_ in spans.values()):
+            raise damaged(f"{self.location} is damaged", "its table does not fit its size")
+        return spans
 
 
 class NewArchive(_Objects):
@@ -261,7 +261,7 @@ class NewArchive(_Objects):
     def _require_free(self) -> None:
         if self.path.exists():
             raise RefusedError(
-                f"{self.path} is there already",
+                f"{self.path} exists already",
                 why="it would be lost",
                 remedy="choose another file, or remove it",
             )

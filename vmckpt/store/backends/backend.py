@@ -47,7 +47,7 @@ class ReadableBackend(Protocol):
 class Backend(ReadableBackend, Protocol):
     """Storage for objects. All methods raise StorageError if the storage fails."""
 
-    place: str
+    location: str
     # Whether a lock ends only with its process; otherwise it may be lost at any instant.
     locks_last: bool
     # Whether each read is a network request, and several may run concurrently.

@@ -40,7 +40,7 @@ class CachedBackend:
     is_remote = True
 
     def __init__(self, inner: Backend, folder: Path | None, secret: bytes) -> None:
-        self.place, self.locks_last = inner.place, inner.locks_last
+        self.location, self.locks_last = inner.location, inner.locks_last
         self._inner, self._secret = inner, blake2b(secret, person=b"vmckpt cache").digest()
         self._folder = folder if folder is not None and _own_folder(folder) else None
         self._known: dict[str, dict[str, tuple[int, str]]] = {}
@@ -137,10 +137,10 @@ class CachedBackend:
                 os.utime(path)
                 return data[_SUM_BYTES:]
         data = read()
-        aside = path.with_name(f".{secrets.token_hex(8)}")
+        temporary = path.with_name(f".{secrets.token_hex(8)}")
         with suppress(OSError):
-            aside.write_bytes(self._sum(key, data) + data)
-            aside.rename(path)
+            temporary.write_bytes(self._sum(key, data) + data)
+            temporary.rename(path)
         return data
 
     def _sum(self, key: bytes, data: bytes) -> bytes:

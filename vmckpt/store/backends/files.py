@@ -7,10 +7,10 @@ from vmckpt.errors import RefusedError, StorageError
 from vmckpt.store.backends.backend import Buffer
 
 
-def append_only_error(name: str, place: str) -> RefusedError:
+def append_only_error(name: str, location: str) -> RefusedError:
     """The error for an append-only client."""
     return RefusedError(
-        f"{name} in {place} is not changed",
+        f"{name} in {location} is not changed",
         why="this client may add to the store, and remove or replace nothing (append-only)",
         remedy="do it where the store is, or with a key that is not restricted to --append-only",
     )
@@ -34,7 +34,7 @@ def write_all(fd: int, data: Buffer) -> None:
         view = view[os.write(fd, view) :]
 
 
-def storage_error(exc: OSError, name: str, place: str) -> StorageError:
+def storage_error(exc: OSError, name: str, location: str) -> StorageError:
     """Translate a failed call on a file."""
     why, remedy = exc.strerror or str(exc), "check that it is there, and its rights"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -42,4 +42,4 @@ def storage_error(exc: OSError, name: str, place: str) -> StorageError:
     if exc.errno == errno.EXDEV:
         why = "its folder leads to another file system, and what is complete is renamed into it"
         remedy = "move all of the store to that file system, and link the store's own directory"
-    return StorageError(f"cannot use {name} in {place}", why=why, remedy=remedy)
+    return StorageError(f"cannot use {name} in {location}", why=why, remedy=remedy)

@@ -60,8 +60,8 @@ class LentBackend:
     is_remote = False  # one request at a time
     locks_last = True  # requests use the stream that the locks depend on
 
-    def __init__(self, sock: socket.socket, place: str) -> None:
-        self.place = place
+    def __init__(self, sock: socket.socket, location: str) -> None:
+        self.location = location
         self._sock, self._mutex = sock, threading.Lock()
         sock.settimeout(ANSWER_S)
 
@@ -86,7 +86,7 @@ class LentBackend:
         """The end of an object."""
         size, data = self._ask("read_end", name, length, most_data=length)
         if type(size) is not int:
-            raise _no_answer(self.place)
+            raise _no_answer(self.location)
         return data, size
 
     def write(self, name: str) -> "LentWriter":
@@ -145,7 +145,7 @@ class LentBackend:
             except (OSError, EOFError, ValueError, RecursionError) as exc:
                 self._sock.close()  # later bytes answer no request
                 raise StorageError(
-                    f"the store {self.place} does not answer",
+                    f"the store {self.location} does not answer",
                     why=str(exc) or "the connection to its host has ended",
                     remedy="try again; what had begun there was undone",
                 ) from exc
@@ -160,7 +160,7 @@ class LentBackend:
                 raise _error_class(name)(what, why=why, remedy=remedy)
             case {"is": found}:
                 return found, came
-        raise _no_answer(self.place)
+        raise _no_answer(self.location)
 
 
 class LentWriter:
@@ -262,16 +262,19 @@ class _Far:
 
     def answer(self, question: str, words: list[Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         try:
-            found, came = self._looked(question, words) or (self._done(question, words, data), b"")
+            found, came = self._read_only(question, words) or (
+                self._done(question, words, data),
+                b"",
+            )
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:
-            return {"error": [_told_class(exc), exc.what, exc.why, exc.remedy]}, b""
+            return {"error": [_class_name(exc), exc.what, exc.why, exc.remedy]}, b""
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
 
-    def _looked(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
+    def _read_only(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
         """The answer to a read-only request; None: it is none."""
         match question, words:
             case "read", [str(name), int(start), int() | None as length]:
@@ -327,7 +330,7 @@ class _Far:
     def _to_write(self, name: str) -> str:
         replaces = name.startswith("packs/") and not _NEW_PACK.fullmatch(name)
         if self._append_only and (replaces or name.startswith(_NOT_TO_ADD)):
-            raise append_only_error(name, self._backend.place)
+            raise append_only_error(name, self._backend.location)
         return name
 
     def _require_first(self, name: str) -> None:
@@ -335,7 +338,7 @@ class _Far:
         if self._append_only and name.startswith("packs/"):
             begin = name.removeprefix("packs/").partition("-")[0] + "-"
             if any(one.startswith(begin) for one in self._backend.names("packs")):
-                raise append_only_error(name, self._backend.place)
+                raise append_only_error(name, self._backend.location)
 
     def _at_most(self, name: str, length: int | None) -> int | None:
         """Memory is allocated for what exists, not for what is requested."""
@@ -355,7 +358,7 @@ class _Far:
         return self._next
 
 
-def _told_class(error: VmckptError) -> str:
+def _class_name(error: VmckptError) -> str:
     """The name by which the near side knows such an error."""
     if isinstance(error, UnreadableError):
         return UnreadableError.__name__
@@ -393,9 +396,9 @@ def _versions(answer: Any) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _no_answer(place: str) -> StorageError:
+def _no_answer(location: str) -> StorageError:
     return StorageError(
-        f"the store {place} gives an invalid answer",
+        f"the store {location} gives an invalid answer",
         why="the other side is not vmckpt, or another version",
         remedy="use the same version of vmckpt on both hosts",
     )

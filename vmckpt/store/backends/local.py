@@ -57,7 +57,7 @@ class LocalBackend:
 
     def __init__(self, root: Path, *, append_only: bool = False) -> None:
         self.root, self.append_only = root, append_only
-        self.place = str(root)
+        self.location = str(root)
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks_are_kept = False
@@ -110,7 +110,7 @@ class LocalBackend:
     def remove(self, name: str) -> None:
         """Unlink it durably."""
         if self.append_only:
-            raise append_only_error(name, self.place)
+            raise append_only_error(name, self.location)
         parent, _, last = name.rpartition("/")
         # Removing frees space, even on a full disk.
         with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class LocalBackend:
                         raise self.error(exc, LOCK) from exc
                 if time.monotonic() >= until_s:
                     raise BusyError(
-                        f"the store {self.place} is in use",
+                        f"the store {self.location} is in use",
                         why=f"another command holds its {name}",
                         remedy="wait for it to end, then run this again",
                     )
@@ -211,10 +211,10 @@ class LocalBackend:
                 fd = stack.enter_context(self._directory(self.root / folder))
             except FileNotFoundError as exc:
                 if required:
-                    raise marks.not_own(folder, self.place) from exc
+                    raise marks.not_own(folder, self.location) from exc
                 raise
             if required and not marks.is_marked(fd, required):
-                raise marks.not_own(folder, self.place)
+                raise marks.not_own(folder, self.location)
             yield fd
 
     def _require_own(self, name: str) -> None:
@@ -249,7 +249,7 @@ class LocalBackend:
         if marks.belong_together(objects):
             self._mark(store_id)
         elif not self._known_marks():  # otherwise another command has just made them
-            raise marks.not_certain(objects, self.place)
+            raise marks.not_certain(objects, self.location)
 
     def _mark(self, store_id: str) -> None:
         """Raises OSError."""
@@ -298,7 +298,7 @@ class LocalBackend:
         if not is_kept:
             why = "a lock that one program holds is granted to another as well"
         raise RefusedError(
-            f"{self.place} is on a file system that does not keep locks: {kind}",
+            f"{self.location} is on a file system that does not keep locks: {kind}",
             why=f"{why}; commands of two hosts at once could disturb one another",
             remedy="use NFS with locks, object storage (s3://...), or HOST:/DIRECTORY of the host "
             "that has the disk"
@@ -359,7 +359,7 @@ class LocalBackend:
 
     def error(self, exc: OSError, name: str) -> StorageError:
         """Translate an OSError."""
-        return storage_error(exc, name, self.place)
+        return storage_error(exc, name, self.location)
 
 
 class LocalWriter:
@@ -368,9 +368,9 @@ class LocalWriter:
     def __init__(self, backend: LocalBackend, name: str) -> None:
         self._backend, self._name = backend, name
         backend.require_marks(name)
-        self._aside = backend.folder(f"{TEMPORARY}/x") / secrets.token_hex(16)
+        self._temporary = backend.folder(f"{TEMPORARY}/x") / secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd: int | None = os.open(self._aside, flags, 0o600)
+        self._fd: int | None = os.open(self._temporary, flags, 0o600)
 
     def write(self, data: Buffer) -> None:
         """Append."""
@@ -394,7 +394,7 @@ class LocalWriter:
                 if self._backend.append_only or self._name.startswith(CREATED_ONCE):
                     self._link(path)
                 else:
-                    self._aside.rename(path)
+                    self._temporary.rename(path)
             os.close(self._fd)
             self._fd = None
             try:
@@ -411,10 +411,10 @@ class LocalWriter:
     def _link(self, path: Path) -> None:
         """Unlike a rename this fails if the name exists. Raises OSError."""
         try:
-            os.link(self._aside, path)
+            os.link(self._temporary, path)
         except FileExistsError as exc:
             # An NFS server may have done it, and been asked again because its answer was lost.
-            if not self._aside.samefile(path):
+            if not self._temporary.samefile(path):
                 raise self._there_already() from exc
         except OSError as exc:
             if exc.errno not in NO_LINKS or self._backend.append_only:
@@ -422,14 +422,14 @@ class LocalWriter:
             # A file system without hard links (FAT): a local one, on which locks last.
             if path.exists():
                 raise self._there_already() from exc
-            self._aside.rename(path)
+            self._temporary.rename(path)
             return
-        self._aside.unlink()
+        self._temporary.unlink()
 
     def _there_already(self) -> RefusedError:
         if self._backend.append_only:
-            return append_only_error(self._name, self._backend.place)
-        return there_already(self._name.rpartition("/")[2], self._backend.place)
+            return append_only_error(self._name, self._backend.location)
+        return there_already(self._name.rpartition("/")[2], self._backend.location)
 
     def discard(self) -> None:
         """Unlink it unless it was published."""
@@ -438,7 +438,7 @@ class LocalWriter:
         os.close(self._fd)
         self._fd = None
         with contextlib.suppress(OSError):
-            self._aside.unlink()
+            self._temporary.unlink()
 
 
 class LocalHeld:

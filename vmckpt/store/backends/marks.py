@@ -71,21 +71,21 @@ def belong_together(objects: Mapping[str, Collection[str]]) -> bool:
     return has["checkpoints"] == has["maps"] == (has["packs"] or has["bundles"])
 
 
-def not_own(folder: str, place: str) -> StorageError:
+def not_own(folder: str, location: str) -> StorageError:
     """The error for a folder without the store's mark."""
     return StorageError(
-        f"{folder} in {place} is not the directory of this store",
+        f"{folder} in {location} is not the directory of this store",
         why=f"it has no {mark_of('...')}: its disk is perhaps not mounted, or another one is",
         remedy=_REMEDY,
     )
 
 
-def not_certain(objects: Mapping[str, Collection[str]], place: str) -> StorageError:
+def not_certain(objects: Mapping[str, Collection[str]], location: str) -> StorageError:
     """The error for an older vmckpt's folders that must not be marked."""
     full = [name for name in OBJECT_FOLDERS if any(map(_OBJECT.match, objects[name]))]
     empty = [name for name in OBJECT_FOLDERS if name not in full]
     return StorageError(
-        f"it is not certain that all folders in {place} are this store's",
+        f"it is not certain that all folders in {location} are this store's",
         why=f"{', '.join(full)} have content, {', '.join(empty)} none: a disk is perhaps not "
         "mounted",
         remedy=_REMEDY,

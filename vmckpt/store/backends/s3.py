@@ -52,16 +52,16 @@ class S3Backend:
     is_remote = True
 
     def __init__(
-        self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5
+        self, location: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5
     ) -> None:
-        bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        self.place = place
+        bucket, _, prefix = location.removeprefix("s3://").partition("/")
+        self.location = location
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
         self._may_remove = True
-        in_clear = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
-        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not in_clear:
+        allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not allows_http:
             raise RefusedError(
-                f"{place} is not used unencrypted",
+                f"{location} is not used unencrypted",
                 why="guests' memory would travel without TLS",
                 remedy="give an https:// AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true",
             )
@@ -73,13 +73,13 @@ class S3Backend:
                 config={"checksum_algorithm": "SHA256"},
                 client_options={
                     "timeout": f"{_TIMEOUT_S}s",
-                    "allow_http": in_clear,
+                    "allow_http": allows_http,
                 },
                 retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
             )
         except (BaseError, ValueError) as exc:
             raise UsageError(
-                f"'{place}' is not a location of a store",
+                f"'{location}' is not a location of a store",
                 why=_first_line(exc),
                 remedy="write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL and credentials",
             ) from exc
@@ -130,7 +130,7 @@ class S3Backend:
             try:
                 obstore.delete(self._store, name)
             except PermissionDeniedError as exc:
-                raise append_only_error(name, self.place) from exc
+                raise append_only_error(name, self.location) from exc
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["S3Held"]:
@@ -141,7 +141,7 @@ class S3Backend:
         while not self._take(folder, mine, shared=shared):
             if time.monotonic() >= until_s:
                 raise BusyError(
-                    f"the store {self.place} is in use",
+                    f"the store {self.location} is in use",
                     why=f"another command holds its {name}, or did when it died, less than "
                     f"{self._expiry_s:g} s ago",
                     remedy="wait for it to end, then run this again",
@@ -174,7 +174,7 @@ class S3Backend:
             try:
                 obstore.put(self._store, name, data, mode="create")
             except AlreadyExistsError as exc:
-                raise there_already(name.rpartition("/")[2], self.place) from exc
+                raise there_already(name.rpartition("/")[2], self.location) from exc
 
     def _take(self, folder: str, mine: str, *, shared: bool) -> bool:
         self.put(f"{folder}/{mine}", b"")
@@ -261,7 +261,7 @@ class S3Backend:
 
     def _error(self, name: str, why: str) -> StorageError:
         return StorageError(
-            f"cannot use {name} in {self.place}",
+            f"cannot use {name} in {self.location}",
             why=why,
             remedy="nothing that was in the store is harmed: check the bucket, AWS_ENDPOINT_URL "
             "and the credentials",

@@ -19,7 +19,7 @@ from vmckpt.store.backends.lent import LentBackend
 
 # Like BORG_RSH: another ssh program, or more options for it.
 COMMAND = "VMCKPT_STORE_SSH"
-_PLACE = re.compile(r"ssh://(?:([A-Za-z0-9_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9.-]*)"
+_LOCATION = re.compile(r"ssh://(?:([A-Za-z0-9_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9.-]*)"
                     r"(?::([0-9]{1,5}))?(/.*)")  # fmt: skip
 _OPTIONS = (
     *("-o", "BatchMode=yes"),
@@ -37,30 +37,34 @@ _END_S = 10.0
 class SshBackend(LentBackend):
     """The near side of a store that a server lends over SSH. Raises UsageError, HostDownError."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, location: str) -> None:
         ours, theirs = socket.socketpair()
-        trace_process("this machine", command(place))
+        trace_process("this machine", command(location))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    command(place), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._said
+                    command(location),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._said,
                 )
         except OSError as exc:
             ours.close()
             raise HostDownError(
-                f"the store {place} is not reached",
+                f"the store {location} is not reached",
                 why=f"ssh does not run: {exc.strerror}",
                 remedy=f"install OpenSSH's client: {advice_here(Need.SSH_CLIENT)}",
             ) from exc
-        super().__init__(ours, place)
+        super().__init__(ours, location)
         try:
             self._ask("here")
         except StorageError as exc:
             raise HostDownError(
-                f"the store {place} is not reached",
+                f"the store {location} is not reached",
                 why=self._last_words() or exc.why,
-                remedy=f"try it: ssh {shlex.join(command(place)[-2:-1])}; the server needs vmckpt, "
+                remedy=f"try it: ssh {shlex.join(command(location)[-2:-1])}; the server needs "
+                "vmckpt, "
                 "and this key in its authorized_keys",
             ) from exc
 
@@ -86,12 +90,12 @@ class SshBackend(LentBackend):
         return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
-def command(place: str) -> list[str]:
+def command(location: str) -> list[str]:
     """The command that connects to such a store. Raises UsageError."""
-    found = _PLACE.fullmatch(place)
+    found = _LOCATION.fullmatch(location)
     if found is None:
         raise UsageError(
-            f"'{place}' is not a store",
+            f"'{location}' is not a store",
             why="one over SSH is ssh://[USER@]HOST[:PORT]/DIRECTORY",
             remedy="write it so",
         )

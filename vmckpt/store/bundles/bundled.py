@@ -68,7 +68,7 @@ class BundledBackend:
     """A location whose packs are read wherever they are. Thread-safe."""
 
     def __init__(self, inner: Backend, files: BundleFiles) -> None:
-        self.place, self.locks_last = inner.place, inner.locks_last
+        self.location, self.locks_last = inner.location, inner.locks_last
         self.is_remote = inner.is_remote
         self.files = files
         self._inner = inner
@@ -78,7 +78,7 @@ class BundledBackend:
         # False if the far side of a lent store is an older version.
         self.knows_bundles = True
 
-    def look(self) -> Holdings:
+    def list_holdings(self) -> Holdings:
         """List the objects that hold packs now. Raises StorageError."""
         # In this order: a pack is in a bundle before its own object is removed.
         loose = {f"{PACKS}/{name}": size for name, size in self._inner.names(PACKS).items()}
@@ -99,7 +99,7 @@ class BundledBackend:
         known = self._known
         if not (known.loose or known.bundles or known.unreadable):
             return UnreadableError(
-                f"the store {self.place} has no pack at all",
+                f"the store {self.location} has no pack at all",
                 why="its disk is perhaps not mounted",
                 remedy="mount it; if its content is lost, remove the checkpoints that need it",
             )
@@ -110,7 +110,10 @@ class BundledBackend:
         """The objects in a folder; packs include those in bundles."""
         if folder != PACKS:
             return self._inner.names(folder)
-        return {name.removeprefix(f"{PACKS}/"): size for name, size in self.look().sizes().items()}
+        return {
+            name.removeprefix(f"{PACKS}/"): size
+            for name, size in self.list_holdings().sizes().items()
+        }
 
     def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """The objects in a folder, as stored."""
@@ -203,7 +206,7 @@ class BundledBackend:
                 return found, unreadable, sizes
             time.sleep(_PAUSE_S)
         raise StorageError(
-            f"the store {self.place} lists bundles that are not there",
+            f"the store {self.location} lists bundles that are not there",
             why="its storage lists what was removed, or gc merges them faster than they are read",
             remedy="run this again; object storage has to list what is there, as AWS S3 does",
         )
@@ -238,7 +241,7 @@ class BundledBackend:
                 with suppress(MissingError):
                     return part(bundle, bundle.members[name])
             if not again:
-                bundles = self.look().within.get(name, ())
+                bundles = self.list_holdings().within.get(name, ())
         return own()
 
     def _member(self, pack: str, holder: str) -> tuple[Bundle, BundledPack]:

@@ -140,7 +140,7 @@ def may_merge(store: Store) -> bool:
             return False
     except RefusedError:
         return False  # an append-only client: the owner's gc does it
-    return bool(backend.look().bundles) or not _are_read(store)
+    return bool(backend.list_holdings().bundles) or not _are_read(store)
 
 
 def _are_read(store: Store) -> bool:
@@ -187,8 +187,8 @@ def whole(opened: Opened, name: str, data: bytes) -> Whole | None:
 def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
     """Read the packs as stored. A damaged pack in a bundle is moved unchanged."""
 
-    def read(place: tuple[str, str]) -> Whole | None:
-        name, holder = place
+    def read(copy: tuple[str, str]) -> Whole | None:
+        name, holder = copy
         try:
             data = opened.backend.read_held(name, holder)
             found = whole(opened, name, data)

@@ -65,13 +65,13 @@ class Elsewhere:
             with suppress(MissingError), _noting(unread):
                 other = self._packs.open(pack.id, number)
                 if other.table.chunk_bytes == pack.table.chunk_bytes:
-                    places = self._by_place(other, slots[left], Pack.frame, unread)
-                    out[left], found[left] = places
+                    rows = self._by_position(other, slots[left], Pack.frame, unread)
+                    out[left], found[left] = rows
         return out, found
 
     def _read(self, pack: Pack, slots: Numbers, frame: ReadFrame) -> tuple[Contents, Found, Unread]:
         table, size, unread = pack.table, pack.table.chunk_bytes, list[UnreadableError]()
-        out, found = self._by_place(pack, slots, frame, unread)
+        out, found = self._by_position(pack, slots, frame, unread)
         if not found.all():
             lost = np.flatnonzero(~found)
             out[lost], found[lost] = self.older(pack, slots[lost], unread)
@@ -87,7 +87,7 @@ class Elsewhere:
                 self._records.note([named(pack, slots[lost[left]], names[left])])
         return out, found, unread
 
-    def _by_place(
+    def _by_position(
         self, pack: Pack, slots: Numbers, frame: ReadFrame, unread: Unread
     ) -> tuple[Contents, Found]:
         """The pack's slots at their own location. Raises MissingError.
@@ -153,11 +153,11 @@ class Elsewhere:
                 break
             for number in np.unique(packs[packs >= 0]).tolist():
                 chosen = packs == number
-                places = left[chosen]
+                rows = left[chosen]
                 contents = self._read_other(index.packs[number], slots[chosen], size, unread)
-                right = self._have_names(contents, names[places])
-                out[places[right]] = contents[right]
-                found[places[right]] = True
+                right = self._have_names(contents, names[rows])
+                out[rows[right]] = contents[right]
+                found[rows[right]] = True
         return out, found
 
     def _by_noted_name(self, pack: Pack, names: Hashes, unread: Unread) -> tuple[Contents, Found]:
@@ -166,7 +166,7 @@ class Elsewhere:
         wanted, which = np.unique(names, axis=0, return_inverse=True)
         out = np.zeros((len(wanted), size), dtype=np.uint8)
         found = np.zeros(len(wanted), dtype=bool)
-        for pack_id, (slots, rows) in self._records.places(wanted).items():
+        for pack_id, (slots, rows) in self._records.positions(wanted).items():
             if pack_id != pack.id:
                 contents = self._read_other(pack_id, slots, size, unread)
                 right = self._have_names(contents, wanted[rows])
@@ -183,14 +183,14 @@ class Elsewhere:
         with suppress(MissingError), _noting(unread):  # search again
             pack = self._packs.find(pack_id)
             if pack.table.chunk_bytes == size:
-                return self._by_place(pack, slots, Pack.frame, unread)[0]
+                return self._by_position(pack, slots, Pack.frame, unread)[0]
         return np.zeros((len(slots), size), dtype=np.uint8)
 
     def _indexed(self, *, anew: bool) -> Index:
         """Every chunk of every pack, except known damage."""
         with self._mutex:
             if anew or self._version < 0:
-                newest = self._packs.look_again()
+                newest = self._packs.list_again()
                 version = self._records.refresh()
                 index = self._index
                 if version != self._version or any(
@@ -222,7 +222,7 @@ def _noting(unread: Unread) -> Iterator[None]:
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:
-    """The error for chunks that exist nowhere any more."""
+    """The error for chunks that no longer exist anywhere."""
     return damaged(
         f"{pack.name} is damaged", f"{lost} chunks are lost: their content is nowhere else either"
     )

@@ -105,12 +105,12 @@ class DamageRecords:
         found = np.zeros((len(slots), 2), dtype=np.uint64)
         with self._mutex:
             for known in self._known.get(pack_id, {}).values():
-                for place, slot in enumerate(slots.tolist()):
+                for i, slot in enumerate(slots.tolist()):
                     if name := known.get(slot):
-                        found[place] = np.frombuffer(name, dtype="<u8")
+                        found[i] = np.frombuffer(name, dtype="<u8")
         return found
 
-    def places(self, names: Hashes) -> dict[bytes, tuple[Numbers, Numbers]]:
+    def positions(self, names: Hashes) -> dict[bytes, tuple[Numbers, Numbers]]:
         """Where chunks of these distinct names were noted: by pack, their slots and the index of
         each one's name.
         """

@@ -102,7 +102,7 @@ def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
 
     Raises BusyError, NotFoundError, StorageError; UnreadableError: not now, perhaps later.
     """
-    store.opened.packs.look_again()
+    store.opened.packs.list_again()
     with uncached(store.opened.backend):
         try:
             store.opened.files.read_all(checkpoint_id)

@@ -15,7 +15,7 @@ _PERCENT = re.compile(r"([0-9]*\.?[0-9]+)%")
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A percentage, drawn anew each time; or one of several parts, with each pack always in the
+    """A percentage, drawn again each time; or one of several parts, with each pack always in the
     same one.
     """
 

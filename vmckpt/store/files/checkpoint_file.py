@@ -270,9 +270,9 @@ class NewCheckpointFile:
 
 def require_agreement(manifest: Manifest, maps: Maps) -> None:
     """Raises DamagedError unless manifest and maps have the same areas."""
-    said = {area.name: (area.size_bytes, area.chunk_bytes) for area in manifest.areas}
+    reply = {area.name: (area.size_bytes, area.chunk_bytes) for area in manifest.areas}
     mapped = {name: (area.size_bytes, area.chunk_bytes) for name, area in maps.areas.items()}
-    if said != mapped:
+    if reply != mapped:
         raise damaged(
             f"{CHECKPOINTS}/{manifest.id} is damaged", "its manifest and its maps are of two shapes"
         )

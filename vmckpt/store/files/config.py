@@ -136,16 +136,16 @@ def require_no_store(backend: Backend) -> None:
     found = _copies(backend)
     if any(data is not None for data in found.values()):
         raise RefusedError(
-            f"{backend.place} is a store already",
+            f"{backend.location} is a store already",
             why="recreating it would lose what is in it",
             remedy="choose another location, or use the store that is there",
         )
     if folders := _objects(backend):
         raise RefusedError(
-            f"{backend.place} had a store, whose file `{CONFIG}` is missing",
+            f"{backend.location} had a store, whose file `{CONFIG}` is missing",
             why=f"objects lie in {', '.join(folders)}: a new store would not read them",
             remedy=f"restore the file from a backup: vmckpt store key import FILE "
-            f"--store {backend.place}; or choose another location",
+            f"--store {backend.location}; or choose another location",
         )
 
 
@@ -153,14 +153,14 @@ def read_config(backend: Backend) -> Config:
     """Read a store's config. Raises NotFoundError, DamagedError, RefusedError."""
     found = {CONFIG: _copy(backend, CONFIG)}
     try:
-        return chosen(found, backend.place, had_objects=False)
+        return chosen(found, backend.location, had_objects=False)
     except (NotFoundError, DamagedError):
         # In this order: a store that is being created gets its config before its objects.
         had_objects = bool(_objects(backend))
-        return chosen(_copies(backend), backend.place, had_objects=had_objects)
+        return chosen(_copies(backend), backend.location, had_objects=had_objects)
 
 
-def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -> Config:
+def chosen(found: Mapping[str, Read | None], location: str, *, had_objects: bool) -> Config:
     """Choose from the copies (None: missing): the first if intact, else the newest intact one.
 
     `had_objects`: the location has objects of a store. Raises NotFoundError (no store),
@@ -172,7 +172,7 @@ def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -
         if data is None:
             continue
         try:
-            config = parse_config(data, place, name)
+            config = parse_config(data, location, name)
         except DamagedError as exc:
             bad.append(exc)
             continue
@@ -184,11 +184,11 @@ def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -
     if bad:
         raise bad[0]
     if had_objects:
-        raise _no_config(place, "objects of a store lie there, and no copy of it does")
+        raise _no_config(location, "objects of a store lie there, and no copy of it does")
     raise NotFoundError(
-        f"there is no store in {place}",
+        f"there is no store in {location}",
         why=f"it has no file `{CONFIG}`",
-        remedy=f"make one: vmckpt store init {place}; or, if there was one, check that its file "
+        remedy=f"make one: vmckpt store init {location}; or, if there was one, check that its file "
         "system is mounted",
     )
 
@@ -198,13 +198,13 @@ def copies(backend: Backend) -> dict[str, Config | DamagedError | None]:
     found = dict[str, Config | DamagedError | None]()
     for name, data in _copies(backend).items():
         try:
-            found[name] = None if data is None else parse_config(data, backend.place, name)
+            found[name] = None if data is None else parse_config(data, backend.location, name)
         except DamagedError as exc:
             found[name] = exc
     return found
 
 
-def parse_config(data: Read, place: str, name: str = CONFIG) -> Config:
+def parse_config(data: Read, location: str, name: str = CONFIG) -> Config:
     """Decode the file. Raises DamagedError, RefusedError."""
     if isinstance(data, UnreadableError):
         raise data
@@ -213,20 +213,20 @@ def parse_config(data: Read, place: str, name: str = CONFIG) -> Config:
         config = Config(**words)
         whole = config.encode() == data
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise _damaged_config(place, name, str(exc)) from exc
+        raise _damaged_config(location, name, str(exc)) from exc
     if not whole:
-        raise _damaged_config(place, name, "its checksum does not hold")
+        raise _damaged_config(location, name, "its checksum does not hold")
     if config.format not in (ONE_KEY, KEYS, MERGED):
         raise RefusedError(
-            f"the store {place} has format {config.format}",
+            f"the store {location} has format {config.format}",
             why=f"this vmckpt reads and writes formats {ONE_KEY} to {MERGED}",
             remedy="use the vmckpt that made it",
         )
-    _require_typed(config, place, name)
+    _require_typed(config, location, name)
     return config
 
 
-def _require_typed(config: Config, place: str, name: str) -> None:
+def _require_typed(config: Config, location: str, name: str) -> None:
     """The checksum detects damage, not manipulation."""
     try:
         right = (
@@ -241,9 +241,9 @@ def _require_typed(config: Config, place: str, name: str) -> None:
             revision = config.key.get("revision")
             right = type(revision) is int and revision > 0
     except (ValueError, TypeError) as exc:
-        raise _damaged_config(place, name, str(exc)) from exc
+        raise _damaged_config(location, name, str(exc)) from exc
     if not right:
-        raise _damaged_config(place, name, "it does not describe a store")
+        raise _damaged_config(location, name, "it does not describe a store")
 
 
 def _copies(backend: Backend) -> dict[str, Read | None]:
@@ -270,18 +270,18 @@ def _has(backend: Backend, folder: str) -> bool:
         return False
 
 
-def _damaged_config(place: str, name: str, why: str) -> DamagedError:
+def _damaged_config(location: str, name: str, why: str) -> DamagedError:
     return DamagedError(
-        f"{place}/{name} is damaged",
+        f"{location}/{name} is damaged",
         why=why,
         remedy="a whole copy opens the store, and `vmckpt store check` rewrites the others; "
-        f"where no copy is whole: vmckpt store key import FILE --store {place}",
+        f"where no copy is whole: vmckpt store key import FILE --store {location}",
     )
 
 
-def _no_config(place: str, why: str) -> DamagedError:
+def _no_config(location: str, why: str) -> DamagedError:
     return DamagedError(
-        f"the file `{CONFIG}` of the store {place} is missing",
+        f"the file `{CONFIG}` of the store {location} is missing",
         why=why,
-        remedy=f"restore it from a backup: vmckpt store key import FILE --store {place}",
+        remedy=f"restore it from a backup: vmckpt store key import FILE --store {location}",
     )

@@ -49,12 +49,12 @@ def remove_checkpoints(
     StorageError, OperationFailedError.
     """
     ids, backend = list(checkpoint_ids), opened.backend
-    said = (
+    reply = (
         nullcontext()
         if backend.locks_last or not ids
         else published(backend, map(opened.files.checkpoint_name, ids))
     )
-    with said:
+    with reply:
         require_unpinned(opened, ids)
         for one in ids:
             require()  # otherwise it may have been pinned or read meanwhile

@@ -98,7 +98,7 @@ def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
         or int(slots.min()) < 0
         or int(ends.max()) > 1 << SLOT_BITS
     ):
-        raise damaged(f"{name} is damaged", "a map names what is not there")
+        raise damaged(f"{name} is damaged", "a map refers to chunks that do not exist")
     refs = base.copy()
     done = np.cumsum(lengths)
     at = 0

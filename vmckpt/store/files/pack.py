@@ -133,7 +133,7 @@ class Pack:
         self.id, self.generation = pack_id, generation
         self.name = pack_name(pack_id, generation)
         self._backend, self._seal = backend, seal
-        self._hash_place = (0, 0)
+        self._hash_span = (0, 0)
         self.table = self._read_table(table_from or backend)
 
     @property
@@ -178,14 +178,14 @@ class Pack:
 
     def stored_hashes(self) -> Hashes:
         """The first copy of the names. Raises DamagedError."""
-        return self._as_hashes(self._box(Box.HASHES, 0, self._hash_place))
+        return self._as_hashes(self._box(Box.HASHES, 0, self._hash_span))
 
     def _as_hashes(self, data: bytes) -> Hashes:
         if len(data) != self.table.slot_count * HASH_BYTES:
             raise damaged(f"{self.name} is damaged", "its hashes do not fit its table")
         return np.frombuffer(data, dtype="<u8").reshape(-1, 2)
 
-    def _box(self, box: Box, number: int, place: tuple[int, int]) -> bytes:
+    def _box(self, box: Box, number: int, span: tuple[int, int]) -> bytes:
         """A box's content. Raises DamagedError if it is damaged in storage.
 
         It is read once more first, also from other copies of a pack that gc is merging, because gc
@@ -194,13 +194,13 @@ class Pack:
         try:
             return read_twice(
                 self._backend,
-                lambda: self._seal.open(box, number, self._backend.read(self.name, *place)),
+                lambda: self._seal.open(box, number, self._backend.read(self.name, *span)),
             )
         except DamagedError:
             if isinstance(self._backend, Copying):
                 for holder in self._backend.holders(self.name):
                     with suppress(DamagedError, MissingError):
-                        data = self._backend.read_held(self.name, holder, *place)
+                        data = self._backend.read_held(self.name, holder, *span)
                         return self._seal.open(box, number, data)
             raise
 
@@ -223,7 +223,7 @@ class Pack:
             sealed = end[len(end) - table_bytes - _TRAILER_BYTES : len(end) - _TRAILER_BYTES]
         else:
             sealed = backend.read(self.name, start, table_bytes)
-        self._hash_place = (start - hash_bytes, hash_bytes)
+        self._hash_span = (start - hash_bytes, hash_bytes)
         most = 8 * frames + (4 * slot_count if listed else 0)
         raw = unpack(self._seal.open(Box.TABLE, 0, sealed), None, self.name, most)
         with decoding(self.name):
@@ -408,7 +408,7 @@ class Packs:
             return UnreadableError(what, why=f"{unread.what}: {unread.why}", remedy=unread.remedy)
         return damaged(what, "a checkpoint needs it")
 
-    def look_again(self) -> dict[bytes, tuple[int, int]]:
+    def list_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""
         found = newest(self.backend)
         with self._mutex:

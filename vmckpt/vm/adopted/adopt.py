@@ -18,7 +18,7 @@ from vmckpt.procfs import status_fields
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.adopted.facts import AdoptedFacts
-from vmckpt.vm.adopted.look import adopted_facts, process_of
+from vmckpt.vm.adopted.inspect import adopted_facts, process_of
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.create import new_name
@@ -65,7 +65,7 @@ async def adopt(
                 why=f"on host {taken[0].host.name}",
                 remedy="choose another name, or see `vmckpt vm show`",
             )
-        facts, process = await _look(host, monitors, pid, trust=trust)
+        facts, process = await _inspect(host, monitors, pid, trust=trust)
         # No other command may adopt the same process under another name meanwhile.
         process_lock = adoption_lock_path(host.state_dir, process.pid)
         async with host.lock(process_lock, owner("vm adopt")):
@@ -112,9 +112,9 @@ async def changes(vm: Vm, monitor: Monitor) -> str | None:
     if is_same_machine(now, vm.spec) and nodes == vm.qemu.nodes:
         return None
     old, new = (set(one.adopted.arguments if one.adopted else ()) for one in (vm.spec, now))
-    told = [f"without {word}" for word in sorted(old - new)]
-    told += [f"with {word}" for word in sorted(new - old)]
-    return "it is now " + (", ".join(told) or "on other images")
+    differing = [f"without {word}" for word in sorted(old - new)]
+    differing += [f"with {word}" for word in sorted(new - old)]
+    return "it is now " + (", ".join(differing) or "on other images")
 
 
 def is_same_machine(now: Spec, before: Spec) -> bool:
@@ -122,7 +122,7 @@ def is_same_machine(now: Spec, before: Spec) -> bool:
     return now._replace(**{name: getattr(before, name) for name in _OWNERS}) == before
 
 
-async def _look(
+async def _inspect(
     host: Host, monitors: Sequence[Path], pid: int | None, *, trust: bool
 ) -> tuple[AdoptedFacts, ProcessId]:
     """The QEMU that all the monitors belong to."""

@@ -60,8 +60,8 @@ def device(draft: Draft, option: Option) -> None:
         return
     if (rom := settings.get("romfile")) and "/" in rom:
         settings = settings.put("romfile", str(draft.file(rom, option)))
-    if name and settings.get("addr") is None and name in draft.facts.places:
-        settings = settings.put("addr", draft.facts.places[name])
+    if name and settings.get("addr") is None and name in draft.facts.slots:
+        settings = settings.put("addr", draft.facts.slots[name])
     draft.add("device", settings)
 
 
@@ -163,6 +163,6 @@ def machine(draft: Draft, options: list[Option]) -> None:
 def accelerator(draft: Draft, options: list[Option]) -> None:
     """-accel: the one in use, of those requested."""
     kind = draft.facts.platform.accel
-    asked = [parse_settings(option.value or "", "accel") for option in options]
-    chosen = next((one for one in asked if one.get("accel") == kind), None)
+    accels = [parse_settings(option.value or "", "accel") for option in options]
+    chosen = next((one for one in accels if one.get("accel") == kind), None)
     draft.add("accel", chosen or KeyValues((("accel", kind),)))

@@ -12,7 +12,7 @@ class AdoptedFacts(NamedTuple):
     """One QEMU as it is now.
 
     `devices` are those with an id, with their types; `late` the settings of those that are not on
-    its command line; `places` the PCI addresses of those that have one. `networks` are QEMU's
+    its command line; `slots` the PCI addresses of those that have one. `networks` are QEMU's
     descriptions of its network back ends, by id; `labels` the names of its character devices.
     `directories` are the paths on its command line that are directories.
     """
@@ -26,7 +26,7 @@ class AdoptedFacts(NamedTuple):
     drives: tuple[GuestDrive, ...]
     devices: Mapping[str, str]
     late: Mapping[str, Mapping[str, Any]]
-    places: Mapping[str, str]
+    slots: Mapping[str, str]
     networks: Mapping[str, str]
     labels: frozenset[str]
     directories: frozenset[str]

@@ -119,8 +119,8 @@ def default_network(draft: Draft, options: Sequence[Option]) -> None:
 
     Made explicit, because only what is on the command line can be isolated.
     """
-    asked = {option.name for option in options} & {"netdev", "nic", "net", "nodefaults"}
-    if not asked and any(words.startswith("user") for words in draft.facts.networks.values()):
+    names = {option.name for option in options} & {"netdev", "nic", "net", "nodefaults"}
+    if not names and any(words.startswith("user") for words in draft.facts.networks.values()):
         network(draft, Option("net", "nic"))
         network(draft, Option("net", "user"))
 

@@ -143,7 +143,7 @@ def settle_images(draft: Draft) -> tuple[AdoptedDisk, ...]:
             now = ", ".join(one.file for one in drives) or "none of the command line's"
             draft.refuse(
                 f"the image '{image.file}'",
-                f"the guest does not use it any more; it has {now}: ejected, or a snapshot on top",
+                f"the guest no longer uses it; it has {now}: ejected, or a snapshot on top",
             )
     for one in drives:
         if one.owner in draft.facts.late:

@@ -24,10 +24,10 @@ class OptionFate(Enum):
 
     KEEP = "the guest sees it"
     FILE = "the guest sees what is in the file that it names"
-    DROP = "it belongs to the process"
+    DROP = "it concerns only the process"
     SCREEN = "it shows the guest's screen"
     REFUSE = "it cannot be carried over"
-    REWRITE = "part of it belongs to the process"
+    REWRITE = "part of it concerns only the process"
 
 
 def _named(fate: OptionFate, *words: str) -> dict[str, OptionFate]:

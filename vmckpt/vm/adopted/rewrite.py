@@ -220,4 +220,4 @@ def _require_used(draft: Draft, options: Sequence[Option]) -> None:
         settings = _settings(option, "driver")
         drive = settings.get("drive")
         if drive and drive not in ids | nodes | draft.vanished:
-            draft.refuse_option(option, f"it does not use '{drive}' any more")
+            draft.refuse_option(option, f"it no longer uses '{drive}'")

@@ -100,13 +100,13 @@ def parse_settings(text: str, implied: str | None = None) -> Settings:
 
 def _items(text: str) -> list[str]:
     """The items between single commas; doubled commas stay doubled."""
-    items, start, place = [], 0, 0
-    while (place := text.find(",", place)) >= 0:
-        if text[place + 1 : place + 2] == ",":
-            place += 2
+    items, start, at = [], 0, 0
+    while (at := text.find(",", at)) >= 0:
+        if text[at + 1 : at + 2] == ",":
+            at += 2
             continue
-        items.append(text[start:place])
-        start = place = place + 1
+        items.append(text[start:at])
+        start = at = at + 1
     items.append(text[start:])
     return [item for item in items if item]
 

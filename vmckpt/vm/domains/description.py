@@ -135,13 +135,13 @@ def _cpu(root: ElementTree.Element) -> str:
 
 def _disk(disk: ElementTree.Element) -> DomainDisk:
     source, driver, target = disk.find("source"), disk.find("driver"), disk.find("target")
-    place = None
+    file = None
     if source is not None:
-        place = source.get("file") or source.get("dev")
+        file = source.get("file") or source.get("dev")
     return DomainDisk(
         target="" if target is None else target.get("dev", ""),
         kind="empty" if source is None else disk.get("type", "file"),
-        path=Path(place) if place else None,
+        path=Path(file) if file else None,
         format="raw" if driver is None else driver.get("type", "raw"),
         cache="default" if driver is None else driver.get("cache", "default"),
         read_only=disk.find("readonly") is not None,

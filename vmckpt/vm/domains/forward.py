@@ -102,16 +102,16 @@ async def _join(
     except (HostDownError, OSError):
         writer.close()  # the client reports the end of the stream
         return
-    ways = [
+    copies = [
         asyncio.ensure_future(_copy(reader, far_writer)),
         asyncio.ensure_future(_copy(far_reader, writer)),
     ]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
         for end in (writer, far_writer):
             end.close()
             with suppress(OSError):

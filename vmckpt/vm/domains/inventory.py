@@ -11,8 +11,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.domains.told import DomainInfo
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
@@ -92,7 +92,7 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
     answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
     given = [domain for found in answers.given for domain in found]
     silent = answers.silent + [one.error for one in unread]
-    return Answers(given, silent, answers.unheard, tuple(unread))
+    return Answers(given, silent, answers.unanswered, tuple(unread))
 
 
 def as_domain(host: Host, seen: DomainInfo) -> Domain:
@@ -119,10 +119,10 @@ async def find_domain(
 def choose(same_name: Sequence[Domain], *, left: Collection[str] = ()) -> Domain | None:
     """The domain that is meant. Pure. Raises UsageError if that is ambiguous."""
     if len({domain.uuid for domain in same_name}) > 1:
-        places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
+        found = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
         raise UsageError(
             f"several domains are called '{same_name[0].name}'",
-            why=places,
+            why=found,
             remedy="rename all but one: virsh domrename",
         )
     by_worth = sorted(
@@ -148,7 +148,7 @@ async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
     seen = await session.find(domain.uuid)
     if seen is None:
         raise BusyError(
-            f"'{domain.name}' is not on {domain.host.name} any more",
+            f"'{domain.name}' is no longer on {domain.host.name}",
             why="it was migrated or removed in the meantime",
             remedy="try again: vmckpt vm list",
         )

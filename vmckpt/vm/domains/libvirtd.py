@@ -12,7 +12,7 @@ from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, LibvirtConnection, gone_
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DirtyRateStatus, DomainState, EventId, Stats, Undefine, Xml
 from vmckpt.vm.domains.job import DomainJob, parse_job
-from vmckpt.vm.domains.told import Condition, DiskSize, DomainInfo, DomainSnapshot, Named
+from vmckpt.vm.domains.replies import Condition, DiskSize, DomainInfo, DomainSnapshot, Named
 
 
 class Libvirtd(LibvirtConnection):
@@ -326,14 +326,14 @@ class Libvirtd(LibvirtConnection):
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[DomainJob] = asyncio.Queue()
 
-        def told(_connection: Any, _domain: Any, stats: Mapping[str, Any], _: None) -> None:
+        def on_stats(_connection: Any, _domain: Any, stats: Mapping[str, Any], _: None) -> None:
             with suppress(RuntimeError):  # the event loop has closed meanwhile
                 loop.call_soon_threadsafe(queue.put_nowait, parse_job(stats))
 
         number = await self._ask(
             "report a job's end",
             lambda: self._connection.domainEventRegisterAny(
-                self._domain(uuid), EventId.JOB_COMPLETED, told, None
+                self._domain(uuid), EventId.JOB_COMPLETED, on_stats, None
             ),
         )
         try:

@@ -61,10 +61,10 @@ class DomainRelay(LibvirtConnection):
         def work() -> str:
             import libvirt_qemu
 
-            said, returned = libvirt_qemu.qemuMonitorCommandWithFiles(self._domain(), words, files)
+            reply, returned = libvirt_qemu.qemuMonitorCommandWithFiles(self._domain(), words, files)
             for file in returned:
                 file.close()
-            return str(said)
+            return str(reply)
 
         return await self._ask(f"have its QEMU execute {command}", work, timeout_s)
 

@@ -31,7 +31,7 @@ class Image(NamedTuple):
     format: str
 
 
-class Identity(NamedTuple):
+class DomainIdentity(NamedTuple):
     """What a copy has of its own. `macs`: by NIC, None: those of the original."""
 
     name: str
@@ -73,7 +73,7 @@ def _give(disk: ElementTree.Element, image: Image) -> None:
     ElementTree.SubElement(disk, "source", {"file": str(image.path)})
 
 
-def as_copy(xml: str, new: Identity) -> str:
+def as_copy(xml: str, new: DomainIdentity) -> str:
     """The XML of a copy. Raises RefusedError: it needs something that the original has; UsageError.
 
     Graphics get ports of libvirt's choice. An isolated copy's NICs are taps on no bridge.
@@ -109,7 +109,7 @@ def _change_graphics(graphics: ElementTree.Element) -> None:
         listen.attrib.pop("socket", None)
 
 
-def _change_nic(nic: ElementTree.Element, new: Identity, number: int) -> None:
+def _change_nic(nic: ElementTree.Element, new: DomainIdentity, number: int) -> None:
     if new.macs is not None:
         if (mac := nic.find("mac")) is None:
             mac = ElementTree.SubElement(nic, "mac")

@@ -9,7 +9,7 @@ from vmckpt.hosts.processes.process import identify
 from vmckpt.qemu import block, commands, inside
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import MIB
-from vmckpt.vm.adopted.look import process_behind
+from vmckpt.vm.adopted.inspect import process_behind
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.parts import Parts

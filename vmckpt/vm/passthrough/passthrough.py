@@ -105,7 +105,7 @@ def read_passthrough(table: TomlTable) -> Passthrough:
         raise table.wrong("hook", "it is a path in the guest", "begin it with /")
     nic = table.optional_integer("nic")
     if (nic is None) == (strategy is Strategy.FAILOVER):
-        why = "a failover pair has one, and nothing else has"
+        why = "a failover pair has one, no other strategy does"
         raise table.wrong("nic", why, "name the virtio NIC that stands in: nic = 0 is the first")
     found = Passthrough(
         name,
@@ -127,7 +127,7 @@ def _ssh(table: TomlTable) -> Address | None:
     if not table.has("ssh"):
         return None
     if not table.has("hook"):
-        raise table.wrong("ssh", "it is the way to a hook, and there is none", "leave it out")
+        raise table.wrong("ssh", "it is for running a hook, and there is none", "leave it out")
     try:
         return Address.parse(table.text("ssh"))
     except UsageError as exc:

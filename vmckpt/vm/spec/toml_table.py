@@ -75,10 +75,10 @@ class TomlTable:
 
     def wrong(self, key: str, why: str, remedy: str) -> UsageError:
         """An error at `key`."""
-        place = ".".join([*(str(part) for part in self._where), key])
+        key_path = ".".join([*(str(part) for part in self._where), key])
         line = self._source.line_of(self._where, key)
         return UsageError(
-            f"{self._source.name}, line {line}: '{place}' is wrong", why=why, remedy=remedy
+            f"{self._source.name}, line {line}: '{key_path}' is wrong", why=why, remedy=remedy
         )
 
     def has(self, key: str) -> bool:

@@ -60,10 +60,10 @@ async def remove_as(host: Host, user: int | None, path: Path) -> None:
 
 async def _uid(host: Host, path: Path, name: str) -> int:
     """By its name; one without an account is a number already."""
-    said = (await host.run(["id", "-u", "--", name])).stdout.strip() or name
-    if not said.isdecimal() or len(said) > _MOST_DIGITS:
+    output = (await host.run(["id", "-u", "--", name])).stdout.strip() or name
+    if not output.isdecimal() or len(output) > _MOST_DIGITS:
         raise _unknown(host, path, f"there is no user '{name}'")
-    return int(said)
+    return int(output)
 
 
 def _unknown(host: Host, path: Path, why: str) -> StorageError:

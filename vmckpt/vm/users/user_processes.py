@@ -62,10 +62,10 @@ async def _is_anothers(host: Host, files: QemuDir, user: VmUser, process: Proces
 
     It ends with that QEMU at the latest.
     """
-    said = await host.read_text(Path(f"/proc/{process.pid}/cmdline")) or ""
-    before, _, rest = said.partition("-pidfile\0")
+    output = await host.read_text(Path(f"/proc/{process.pid}/cmdline")) or ""
+    before, _, rest = output.partition("-pidfile\0")
     pid_file = Path(rest.partition("\0")[0])
-    if before == said or not pid_file.is_absolute():
+    if before == output or not pid_file.is_absolute():
         return False
     directory = await host.resolve(pid_file.parent)
     if directory == await host.resolve(files.path) or await owner_of(host, directory) != 0:

@@ -112,7 +112,7 @@ async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> Vm
     user = VmUser(uid, uids, taps=tuple(_taps(spec, files)))
     # First: recovery removes the taps by this record.
     await host.write_text(files.user, user.to_json())
-    grants = [*await _places(host, files, user), *_files(spec, files, user)]
+    grants = [*await _directory_grants(host, files, user), *_files(spec, files, user)]
     grants += [one async for one in _images(host, spec, user)]
     grants += [
         Grant(GrantKind.DEVICE, path, user.device_group)
@@ -145,14 +145,14 @@ async def _same_uid(host: Host, directory: VmDir, uid: int, uids: Uids) -> str |
     return None
 
 
-async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
+async def _directory_grants(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
     """Grant the path to its own files, and no more."""
     # Directories of all VMs: it may not list them.
-    ways = [host.state_dir, vms_dir(host.state_dir)]
+    directories = [host.state_dir, vms_dir(host.state_dir)]
     if await host.exists(images := images_dir(host.state_dir)):
-        ways.append(images)
+        directories.append(images)
     return [
-        *(Grant(GrantKind.ENTRANCE, path, user.shared_group) for path in ways),
+        *(Grant(GrantKind.ENTRANCE, path, user.shared_group) for path in directories),
         Grant(GrantKind.ENTRANCE, files.path.parent, user.uid),
         Grant(GrantKind.ENTRANCE, files.path, user.uid),
         Grant(GrantKind.DIRECTORY, files.own, user.uid),
@@ -193,8 +193,8 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
 async def owner_of(host: Host, path: Path) -> int | None:
     """The uid of a file's owner, links followed; None: there is no file, or none that is known."""
     done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
-    said = done.stdout.strip()
-    return int(said) if done.returncode == 0 and said.isdecimal() else None
+    output = done.stdout.strip()
+    return int(output) if done.returncode == 0 and output.isdecimal() else None
 
 
 def _taps(spec: Spec, files: QemuDir) -> Iterator[str]:
@@ -244,12 +244,12 @@ async def let_write(host: Host, files: QemuDir, *paths: Path) -> None:
 async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[str]) -> None:
     """Give a QEMU read access to these files, through their directory, and to no others."""
     if user := await user_of(host, files):
-        ways = [Grant(GrantKind.ENTRANCE, directory, user.uid)]
+        directories = [Grant(GrantKind.ENTRANCE, directory, user.uid)]
         reads = [Grant(GrantKind.READ, directory / name, user.uid) for name in names]
-        await host.grant([*ways, *reads], user.uids)
+        await host.grant([*directories, *reads], user.uids)
 
 
-def let_write_here(files: QemuDir, path: Path) -> None:
+def grant_write(files: QemuDir, path: Path) -> None:
     """As `let_write`, synchronously on this machine. Raises OSError, StorageError."""
     try:
         text = files.user.read_text()

@@ -39,7 +39,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.asked import TakenCheckpoint
+    from vmckpt.checkpoint.requests import TakenCheckpoint
 
 app = typer.Typer(
     help="Checkpoints of VMs: create, restore, fork, prune.",
@@ -75,7 +75,7 @@ def create(
     if kind is CheckpointKind.internal:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
-    from vmckpt.checkpoint.asked import TakeOptions
+    from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.cli.found import find as find_vm
     from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new
 
@@ -199,7 +199,7 @@ def diff(
 
     Memory and disk content of two checkpoints in one store.
     """
-    from vmckpt.checkpoint.catalogue.look import differences
+    from vmckpt.checkpoint.catalogue.maintain import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
@@ -224,7 +224,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Read a whole checkpoint and verify its checksums."""
-    from vmckpt.checkpoint.catalogue.look import verify as verify_
+    from vmckpt.checkpoint.catalogue.maintain import verify as verify_
     from vmckpt.units import format_size
 
     key = stored.key()
@@ -306,7 +306,7 @@ def rm(
         for point in points:
             snapshot.rm(whose(vm), point, yes, json)
         return
-    from vmckpt.checkpoint.catalogue.look import remove, remove_unreadable
+    from vmckpt.checkpoint.catalogue.maintain import remove, remove_unreadable
     from vmckpt.checkpoint.catalogue.tree import in_words
 
     key = stored.key()
@@ -317,7 +317,7 @@ def rm(
     bad = [one for point in points for one in there.find_unreadable(point)]
     found = [there.find(point) for point in points if not there.find_unreadable(point)]
     lost = [in_words(one) for one in found]
-    lost += [f"{one.id} in {one.place.label}, which cannot be read" for one in bad]
+    lost += [f"{one.id} in {one.location.label}, which cannot be read" for one in bad]
     text = "\n".join(f"  {one_line(line)}" for line in lost)
     confirm(f"Removed for good, from every store that has it:\n{text}", yes=yes, as_json=json)
     run(remove(found, key))
@@ -343,7 +343,7 @@ def prune(
 
     Shows the checkpoints that it would remove; --apply removes them.
     """
-    from vmckpt.checkpoint.catalogue.look import prune as prune_
+    from vmckpt.checkpoint.catalogue.maintain import prune as prune_
     from vmckpt.checkpoint.catalogue.whose import chosen
     from vmckpt.hosts.inventory.inventory import all_hosts
     from vmckpt.ui.tables import table
@@ -372,8 +372,8 @@ def prune(
     if not apply and any(not one.keep for one in decisions):
         text += "\nnothing was removed: add --apply"
     facts = [{"id": d.entry.id, "keep": d.keep, "why": d.why} for d in decisions]
-    told = {"vm": vm, "applied": apply, "checkpoints": facts, "clocks": clocks or None}
-    show(told, text, as_json=json)
+    result = {"vm": vm, "applied": apply, "checkpoints": facts, "clocks": clocks or None}
+    show(result, text, as_json=json)
 
 
 app.command()(restore)

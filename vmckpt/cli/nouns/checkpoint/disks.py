@@ -48,21 +48,21 @@ def export_disk(
     from vmckpt.checkpoint.disks.export import export_disk as export_disk_
     from vmckpt.units import format_size
 
-    kind, target = format_of(file, format_), file.absolute()
+    kind, destination = format_of(file, format_), file.absolute()
     key = stored.key()
     found = find(point, stored.store, key)
     with progress("exporting", quiet=json) as moved:
-        done = run(export_disk_(found, disk, ExportFile(target, kind), moved, key))
+        done = run(export_disk_(found, disk, ExportFile(destination, kind), moved, key))
     facts = {
         "checkpoint": found.id,
         "disk": done.disk.name,
-        "file": str(target),
+        "file": str(destination),
         "format": done.format,
         "size_bytes": done.disk.size_bytes,
         "written_bytes": done.written_bytes,
     }
     text = (
-        f"{done.disk.name} of {found.name} is in {target}: {done.format}, "
+        f"{done.disk.name} of {found.name} is in {destination}: {done.format}, "
         f"{format_size(done.disk.size_bytes)}, {format_size(done.written_bytes)} of it not zero"
     )
     show(facts, text, as_json=json)

@@ -9,8 +9,8 @@ from vmckpt.cli.output import run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.asked import TakeOptions
-    from vmckpt.checkpoint.restore.asked import RestoreOptions
+    from vmckpt.checkpoint.requests import TakeOptions
+    from vmckpt.checkpoint.restore.requests import RestoreOptions
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm
@@ -35,8 +35,8 @@ def create(
         return await all_of(find_own(name) for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
-    asked = GroupOptions(options.name, options, most_held_s, store)
-    result = run(create_(run(found()), asked, teller(as_json), key))
+    group_options = GroupOptions(options.name, options, most_held_s, store)
+    result = run(create_(run(found()), group_options, teller(as_json), key))
     points = result["members"]
     text = (
         f"{result['name']} is group {result['group']} of {', '.join(points)}: stopped within "
@@ -47,8 +47,8 @@ def create(
 
 
 def _most(points: dict[str, Any], name: str) -> str:
-    told = [one[name] for one in points.values() if name in one]
-    return f"{max(told):.1f}" if told else "?"
+    values = [one[name] for one in points.values() if name in one]
+    return f"{max(values):.1f}" if values else "?"
 
 
 def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:
@@ -61,12 +61,12 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
     for vm, id_ in group.members.items():
         entry = group.entries.get(vm)
         facts = entry.facts if entry else None
-        members[vm] = {"id": id_, "stores": [one.label for one in entry.places] if entry else []}
+        members[vm] = {"id": id_, "stores": [one.label for one in entry.locations] if entry else []}
         rows.append(
             (
                 vm,
                 id_[:12],
-                ", ".join(place.label for place in entry.places) if entry else "missing",
+                ", ".join(location.label for location in entry.locations) if entry else "missing",
                 format_size(entry.manifest.added_bytes) if entry else "-",
                 f"{facts.pause_ms:.1f} ms" if facts else "-",
                 facts.host if facts else "-",
@@ -75,17 +75,17 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
     taken = [one.manifest.created_unix_s for one in group.entries.values()]
     when = format_time(min(taken))
     state = f"not whole: {', '.join(group.missing)} missing" if group.missing else "whole"
-    said = f"{group.name}, group {group.id}, taken {when}: {state}\n"
-    said += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
+    shown = f"{group.name}, group {group.id}, taken {when}: {state}\n"
+    shown += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
     facts_ = {"group": group.id, "name": group.name, "whole": not group.missing}
-    show({**facts_, "members": members}, said, as_json=as_json)
+    show({**facts_, "members": members}, shown, as_json=as_json)
 
 
 def remove(
     text: str, store: str | None, key: "KeySource | None", *, yes: bool, as_json: bool
 ) -> None:
     """Remove all checkpoints of a group that are there."""
-    from vmckpt.checkpoint.catalogue.look import remove as remove_
+    from vmckpt.checkpoint.catalogue.maintain import remove as remove_
 
     group = _find(text, store, key)
     lost = _members(group)
@@ -117,8 +117,8 @@ def restore(
     hosts = dict.fromkeys(group.entries, find_host(host)) if host else run(homes(group, warn))
     result = run(restore_group(group, hosts, options, teller(as_json), key))
     for vm, one in result["members"].items():
-        for said in one["warnings"]:
-            warn(f"warning: {vm}: {said}")
+        for shown in one["warnings"]:
+            warn(f"warning: {vm}: {shown}")
     there = ", ".join(f"{vm} on {one['host']}" for vm, one in result["members"].items())
     show(result, f"all of {group.name} run from it: {there}", as_json=as_json)
 
@@ -138,8 +138,8 @@ def settle(key: "KeySource | None") -> None:
         return
     from vmckpt.group.journal import settle_left
 
-    for said in run(settle_left(key)):
-        warn(said)
+    for shown in run(settle_left(key)):
+        warn(shown)
 
 
 def _find(text: str, store: str | None, key: "KeySource | None") -> "Group":

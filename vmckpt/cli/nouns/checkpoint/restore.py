@@ -29,7 +29,7 @@ from vmckpt.cli.options.which_checkpoint import find, home
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.restore.asked import RestoreOptions
+    from vmckpt.checkpoint.restore.requests import RestoreOptions
 
 
 @together
@@ -106,7 +106,7 @@ def _options(
     keep_macs: bool,
     trust: bool,
 ) -> "RestoreOptions":
-    from vmckpt.checkpoint.restore.asked import RestoreOptions
+    from vmckpt.checkpoint.restore.requests import RestoreOptions
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import check_name
 

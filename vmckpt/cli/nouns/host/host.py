@@ -313,7 +313,7 @@ def calibrate(
     memory_bytes = parse_size_bytes(size)
     if memory_bytes < LEAST_BYTES or memory_bytes % (1 << 20):
         raise UsageError(
-            f"--size {size} does not do",
+            f"--size {size} is not a size to calibrate with",
             why=f"it must be whole MiB, at least {format_size(LEAST_BYTES)}",
             remedy="write e.g. --size 256M",
         )
@@ -323,23 +323,25 @@ def calibrate(
             return await calibrate(find_host(first), find_host(second), memory_bytes, emit)
 
     done = run(work())
-    ways = [(first, second, done.there), (second, first, done.back)]
+    directions = [(first, second, done.there), (second, first, done.back)]
     facts = [
-        {"source": source, "target": target, "sending": kind, **asdict(link)}
-        for source, target, links in ways
+        {"source": source, "target": destination, "sending": kind, **asdict(link)}
+        for source, destination, links in directions
         for kind, link in links.items()
     ]
     result = {"moves": done.moves, "skipped": list(done.skipped), "links": facts}
-    show(result, _links(ways, done.skipped), as_json=json)
+    show(result, _links(directions, done.skipped), as_json=json)
 
 
-def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]") -> str:
+def _links(
+    directions: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[str, ...]"
+) -> str:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_rate
 
     rows = [
         (
-            f"{source} -> {target}",
+            f"{source} -> {destination}",
             kind,
             format_rate(link.bytes_per_s),
             format_duration(link.costs.zero_page_s),
@@ -348,7 +350,7 @@ def _links(ways: "list[tuple[str, str, dict[str, LinkModel]]]", skipped: "tuple[
             f"{link.spread:.0%}",
             str(link.moves),
         )
-        for source, target, links in ways
+        for source, destination, links in directions
         for kind, link in links.items()
     ]
     header = ("hosts", "sent", "pages", "a zero page", "fixed", "switch", "spread", "moves")

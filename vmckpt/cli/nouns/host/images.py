@@ -62,12 +62,12 @@ def _list(name: str | None, *, as_json: bool) -> None:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
-    async def look(host: "Host") -> "tuple[Host, list[HostImage]]":
+    async def inspect(host: "Host") -> "tuple[Host, list[HostImage]]":
         from vmckpt.vm.images import files_of_domains, images_of
 
         return host, await images_of(host, await files_of_domains(host))
 
-    found = run(ask_every([find_host(name)] if name else all_hosts(), look))
+    found = run(ask_every([find_host(name)] if name else all_hosts(), inspect))
     for error in found.silent:
         warn(f"not asked: {error}")
     facts = [_facts(host, image) for host, images in found.given for image in images]

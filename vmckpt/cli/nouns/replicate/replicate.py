@@ -130,12 +130,12 @@ def failback(
     from vmckpt.replicate.operator.failback import failback as failback_
 
     vm = run(find_own(name))
-    target = find_host(host or came_from(vm))
-    options = arguments.options(vm.host, target, run(last_options(vm, target)))
-    outcome = run(failback_(vm, target, options, new_run(), all_hosts()))
+    destination = find_host(host or came_from(vm))
+    options = arguments.options(vm.host, destination, run(last_options(vm, destination)))
+    outcome = run(failback_(vm, destination, options, new_run(), all_hosts()))
     downtime_ms = outcome.guest_downtime_ms
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
-    text = f"{name} runs on {target.name}, unprotected{felt}\n  protect it again: "
+    text = f"{name} runs on {destination.name}, unprotected{felt}\n  protect it again: "
     _show(outcome, f"{text}vmckpt replicate start {name} {vm.host.name}", as_json=json)
 
 

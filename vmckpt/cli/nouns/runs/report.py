@@ -49,11 +49,11 @@ def facts(record: "RunRecord") -> list[tuple[str, str]]:
     from vmckpt.forecast.score import scored
     from vmckpt.units import format_duration, format_size
 
-    asked, result = record.request, record.result or {}
+    request, result = record.request, record.result or {}
     pairs = [
-        ("vm", str(asked.get("vm"))),
-        ("hosts", f"{asked.get('source')} -> {asked.get('target')}"),
-        ("method", f"{result.get('method', '-')} (asked for: {asked.get('method')})"),
+        ("vm", str(request.get("vm"))),
+        ("hosts", f"{request.get('source')} -> {request.get('target')}"),
+        ("method", f"{result.get('method', '-')} (asked for: {request.get('method')})"),
         ("outcome", str(result.get("outcome", "no end recorded"))),
     ]
     if "why" in result:

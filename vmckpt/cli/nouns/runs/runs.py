@@ -36,9 +36,9 @@ def list_(listing: ListOptions) -> None:
     rows = []
     for record in load_all(runs_dir()):
         result = record.result or {"outcome": _unfinished(record, busy)}
-        target = f"{record.request.get('source')} -> {record.request.get('target')}"
+        destination = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
-        what = (record.operation, str(record.request.get("vm")), target)
+        what = (record.operation, str(record.request.get("vm")), destination)
         how = (str(result.get("method", "-")), str(result["outcome"]), total)
         rows.append((record.run, format_time(record.began_unix_s), *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
@@ -103,13 +103,13 @@ def attach(
 
 async def _attach(run: str) -> "MigrationReport | Recovery":
     from vmckpt.hosts.inventory.inventory import check_name
-    from vmckpt.migrate.elsewhere.retell import is_done_here, retell
+    from vmckpt.migrate.elsewhere.replay import is_done_here, replay_run
     from vmckpt.migrate.elsewhere.watch import find_job, watch
     from vmckpt.ui.progress import display
 
     if is_done_here(check_name(run, "run")):
         with display(f"run {run}") as emit:
-            return await retell(run, emit)
+            return await replay_run(run, emit)
     job = await find_job(run)
     with display(f"run {run} on {job.host.name}") as emit:
         return await watch(job, emit)
@@ -140,7 +140,7 @@ def score(json: Json = False) -> None:
     if not lines:
         raise NotFoundError(
             "no forecast has been tested yet",
-            why="no recorded migration was planned, had the link to itself and completed",
+            why="no completed migration on record had a plan and an exclusive link",
             remedy="migrate with a plan: vmckpt migrate VM HOST --plan",
         )
     rows = [

@@ -40,7 +40,7 @@ def checked(store: "Store", report: "CheckReport") -> DamageOutput:
                 f"{', '.join(report.lost)}"
             )
         error = DamagedError(
-            f"the store {store.place} is damaged",
+            f"the store {store.location} is damaged",
             why=f"{len(names)} files: {_some(names)}",
             remedy=remedy,
         )
@@ -50,15 +50,15 @@ def checked(store: "Store", report: "CheckReport") -> DamageOutput:
 def all_checked(found: Sequence[DamageOutput], silent: Sequence[VmckptError]) -> DamageOutput:
     """What checks of several stores found; `silent`: why others could not be checked."""
     lines = list[str]()
-    for said in found:
-        lines += [f"{said.result['place']}:", *(f"  {line}" for line in said.lines)]
+    for damage in found:
+        lines += [f"{damage.result['place']}:", *(f"  {line}" for line in damage.lines)]
     lines += [f"not checked: {error.what}: {error.why}" for error in silent]
     result = {
-        "whole": all(said.result["whole"] for said in found),
-        "stores": [said.result for said in found],
+        "whole": all(damage.result["whole"] for damage in found),
+        "stores": [damage.result for damage in found],
         "silent": [{"what": one.what, "why": one.why, "remedy": one.remedy} for one in silent],
     }
-    errors = [said.error for said in found if said.error is not None]
+    errors = [damage.error for damage in found if damage.error is not None]
     return DamageOutput(result, lines, next(iter([*errors, *silent]), None))
 
 
@@ -108,7 +108,7 @@ def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> DamageOutp
     error = None
     if left:
         error = DamagedError(
-            f"the store {store.place} still has checkpoints that cannot be restored",
+            f"the store {store.location} still has checkpoints that cannot be restored",
             why=_some(left),
             remedy="take a checkpoint of the VM, which may heal them, or remove them: "
             "--remove-lost (and copy them again from a store that has them); one that is pinned: "
@@ -135,7 +135,7 @@ def _read(report: "CheckReport", damaged: int) -> str:
 
 def _result(store: "Store", report: "CheckReport") -> dict[str, Any]:
     return {
-        "place": store.place,
+        "place": store.location,
         "whole": report.whole,
         "checkpoints": report.checkpoints,
         "packs": report.packs,

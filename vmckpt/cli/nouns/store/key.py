@@ -168,10 +168,10 @@ def export(
         return
     _write_new(file, text)
     result = {"file": str(file), "id": config.id, "encrypted": config.is_encrypted}
-    said = f"wrote {file}"
+    note = f"wrote {file}"
     if not config.is_encrypted:
-        said += ": the store is not encrypted, and this file alone reads a copy of it"
-    show(result, said, as_json=json)
+        note += ": the store is not encrypted, and this file alone reads a copy of it"
+    show(result, note, as_json=json)
 
 
 @app.command("import")
@@ -199,8 +199,8 @@ def import_(
     with _Location(store, key.source()) as at:
         restore_backup(at.backend, config, at.key, replace=replace)
         at.remember()
-    result = {"place": at.place.label, "id": config.id, "revision": config.revision}
-    show(result, f"restored the file `store` of {at.place.label}", as_json=json)
+    result = {"place": at.location.label, "id": config.id, "revision": config.revision}
+    show(result, f"restored the file `store` of {at.location.label}", as_json=json)
 
 
 class _Location:
@@ -209,8 +209,8 @@ class _Location:
     def __init__(self, store: str | None, key: "KeySource | None") -> None:
         from vmckpt.cli.nouns.store.opened import backend_of
 
-        self.place, self.key = location_of(store), key
-        self._backend = backend_of(self.place)
+        self.location, self.key = location_of(store), key
+        self._backend = backend_of(self.location)
 
     def __enter__(self) -> "_Location":
         self.backend = self._backend.__enter__()
@@ -221,17 +221,17 @@ class _Location:
 
     def require(self, config: "Config") -> None:
         """Raises RefusedError: not the store that was there before, or an older list of keys."""
-        from vmckpt.checkpoint.catalogue.place import require_as_known
+        from vmckpt.checkpoint.catalogue.location import require_as_known
 
-        require_as_known(self.place, config)
+        require_as_known(self.location, config)
 
     def remember(self) -> None:
         """What the operator's side knows of the store is what this command has made it."""
         from vmckpt.checkpoint.catalogue.known_stores import known, remember
         from vmckpt.store.files.config import read_config
 
-        before, config = known(self.place.location), read_config(self.backend)
-        remember(self.place.location, config, accepted=bool(before and before.accepted))
+        before, config = known(self.location.location), read_config(self.backend)
+        remember(self.location.location, config, accepted=bool(before and before.accepted))
 
 
 class _MadeKey:

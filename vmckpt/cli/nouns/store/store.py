@@ -9,11 +9,11 @@ from vmckpt.cli.nouns.store import key as store_key
 from vmckpt.cli.nouns.store.opened import backend_of, opened
 from vmckpt.cli.options.arguments import Apply, DryRun
 from vmckpt.cli.options.stores import (
-    CheckedPlace,
+    CheckedStores,
     OneStore,
-    Place,
     Points,
     ReadDataSubset,
+    StoreArgument,
     StoreKey,
     TargetKey,
     key_of,
@@ -24,7 +24,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue.place import StoreLocation as Location
+    from vmckpt.checkpoint.catalogue.location import StoreLocation as Location
     from vmckpt.cli.nouns.store.damage import DamageOutput
     from vmckpt.errors import VmckptError
     from vmckpt.store.damage.subset import Subset
@@ -43,7 +43,7 @@ app.add_typer(store_key.app, name="key")
 @app.command()
 @together
 def init(
-    place: Place = None,
+    location: StoreArgument = None,
     *,
     key: StoreKey,
     key_agent: Annotated[
@@ -59,24 +59,24 @@ def init(
     A key file that does not exist is created.
     """
     from vmckpt.checkpoint.catalogue.known_stores import require_never_used
-    from vmckpt.checkpoint.catalogue.place import require_as_known
+    from vmckpt.checkpoint.catalogue.location import require_as_known
     from vmckpt.store.files.config import require_no_store
     from vmckpt.store.open import create_store
     from vmckpt.store.sealing.keys import make_key_file
 
-    location = location_of(place)
+    at = location_of(location)
     source, key_file = key_of(*key, from_agent=key_agent), key.key_file
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
     is_there = False
     try:
-        with backend_of(location) as where:
+        with backend_of(at) as where:
             require_no_store(where)
-            require_never_used(location.location, location.label)
+            require_never_used(at.location, at.label)
             with create_store(where, source) as store:
                 is_there = True  # nothing else opens it, whatever happens here
-                require_as_known(location, store.config)
+                require_as_known(at, store.config)
                 result = _facts(store)
     except BaseException:
         if key_file is not None and made and not is_there:
@@ -91,7 +91,7 @@ def init(
 @app.command()
 @together
 def info(
-    place: Place = None,
+    location: StoreArgument = None,
     *,
     key: StoreKey,
     json: Json = False,
@@ -101,9 +101,9 @@ def info(
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
 
-    with opened(place, key.source(), as_before=False) as store:
+    with opened(location, key.source(), as_before=False) as store:
         facts = _facts(store) | _contents(store)
-        before = known(location_of(place).location)
+        before = known(location_of(location).location)
         facts["changed"] = difference(before, store.config) if before else None
     merged = f", small ones in {facts['bundles']} bundles" if facts["bundles"] else ""
     pairs = [
@@ -122,7 +122,7 @@ def info(
 
 
 @app.command()
-def accept(place: Place = None, json: Json = False) -> None:
+def accept(location: StoreArgument = None, json: Json = False) -> None:
     """Accept a store that has replaced another.
 
     vmckpt remembers which store each location had. It refuses a different one, one that is no
@@ -136,29 +136,29 @@ def accept(place: Place = None, json: Json = False) -> None:
     from vmckpt.store.files.config import read_config
     from vmckpt.store.open import described
 
-    location = location_of(place)
-    result: dict[str, Any] = {"place": location.label, "id": None, "encrypted": None}
+    at = location_of(location)
+    result: dict[str, Any] = {"place": at.label, "id": None, "encrypted": None}
     try:
-        with backend_of(location) as backend:
+        with backend_of(at) as backend:
             config = read_config(backend)
             if isinstance(backend, OwnFolders):
                 backend.accept_folders()
     except NotFoundError:
-        known = forget(location.location)
-        text = f"no store is in {location.label}: " + (
+        known = forget(at.location)
+        text = f"no store is in {at.label}: " + (
             "the one that was there is forgotten" if known else "none was used there before"
         )
         show(result, text, as_json=json)
         return
-    remember(location.location, config)
+    remember(at.location, config)
     result |= {"id": config.id, "encrypted": config.is_encrypted}
-    show(result, f"accepted: in {location.label} is {described(config)}", as_json=json)
+    show(result, f"accepted: in {at.label} is {described(config)}", as_json=json)
 
 
 @app.command()
 @together
 def check(
-    place: CheckedPlace = None,
+    location: CheckedStores = None,
     read_data_subset: ReadDataSubset = None,
     *,
     key: StoreKey,
@@ -174,36 +174,38 @@ def check(
     from vmckpt.store.check import check as check_store
 
     subset = _subset(read_data_subset)
-    places, silent = ([location_of(place)], []) if place is not None else _known_places()
+    locations, silent = (
+        ([location_of(location)], []) if location is not None else _known_locations()
+    )
     found, source = [], key.source()
-    any_encryption = place is None and len(places) > 1
-    for location in places:
+    any_encryption = location is None and len(locations) > 1
+    for at in locations:
         try:
-            with opened(location, source, any_encryption=any_encryption) as store:
+            with opened(at, source, any_encryption=any_encryption) as store:
                 found.append(checked(store, check_store(store, subset=subset)))
         except VmckptError as exc:
-            if len(places) == 1:
+            if len(locations) == 1:
                 raise
             silent.append(exc)
-    if len(places) == 1 and not silent:
+    if len(locations) == 1 and not silent:
         _say(found[0], as_json=json)
     else:
         _say(all_checked(found, silent), as_json=json)
 
 
-def _known_places() -> "tuple[list[Location], list[VmckptError]]":
+def _known_locations() -> "tuple[list[Location], list[VmckptError]]":
     """The stores in which `checkpoint list` looks; where there is none this host's own."""
-    from vmckpt.checkpoint.catalogue.catalogue import known_places
+    from vmckpt.checkpoint.catalogue.catalogue import known_locations
     from vmckpt.hosts.inventory.inventory import all_hosts
 
-    places, silent = run(known_places(all_hosts()))
-    return (places, silent) if places or silent else ([location_of(None)], [])
+    locations, silent = run(known_locations(all_hosts()))
+    return (locations, silent) if locations or silent else ([location_of(None)], [])
 
 
 @app.command()
 @together
 def repair(
-    place: Place = None,
+    location: StoreArgument = None,
     apply: Apply = False,
     remove_lost: Annotated[
         bool, typer.Option("--remove-lost", help="Remove checkpoints that cannot be restored.")
@@ -224,13 +226,13 @@ def repair(
     from vmckpt.store.damage.repair import repair as repair_store
 
     subset = _subset(read_data_subset)
-    with opened(place, key.source()) as store:
+    with opened(location, key.source()) as store:
         plan = plan_repair(store, subset=subset)
         if apply:
-            said = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
+            damage = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
         else:
-            said = planned(store, plan, remove_lost=remove_lost)
-    _say(said, as_json=json)
+            damage = planned(store, plan, remove_lost=remove_lost)
+    _say(damage, as_json=json)
 
 
 def _subset(text: str | None) -> "Subset":
@@ -239,30 +241,30 @@ def _subset(text: str | None) -> "Subset":
     return parse_subset(text) if text is not None else EVERYTHING
 
 
-def _say(said: "DamageOutput", *, as_json: bool) -> None:
-    if said.error is None:
-        show(said.result, "\n".join(map(one_line, said.lines)), as_json=as_json)
+def _say(damage: "DamageOutput", *, as_json: bool) -> None:
+    if damage.error is None:
+        show(damage.result, "\n".join(map(one_line, damage.lines)), as_json=as_json)
         return
     if not as_json:
-        print("\n".join(map(one_line, said.lines)))
-    raise said.error
+        print("\n".join(map(one_line, damage.lines)))
+    raise damage.error
 
 
 @app.command()
 @together
 def gc(
-    place: Place = None,
+    location: StoreArgument = None,
     dry_run: DryRun = False,
     *,
     key: StoreKey,
     json: Json = False,
 ) -> None:
-    """Free the space that no checkpoint needs any more."""
+    """Free the space that no checkpoint needs."""
     from vmckpt.store.collect import Collected, collect, plan_gc
     from vmckpt.store.files.config import read_config
     from vmckpt.units import format_size
 
-    with opened(place, key.source()) as store:
+    with opened(location, key.source()) as store:
         plan = plan_gc(store)
         done = Collected(plan.freed_bytes, 0, {}) if dry_run else collect(store, plan)
         is_raised = read_config(store.opened.backend).format > store.config.format
@@ -271,7 +273,7 @@ def gc(
     if not dry_run and not done.bundles:
         merged = 0
     result = {
-        "place": store.place,
+        "place": store.location,
         "removed": sorted(plan.dead),
         "rewritten": [rewrite.pack_id.hex() for rewrite in plan.rewrites],
         "merged": merged,
@@ -323,8 +325,8 @@ def export(
     """
     from vmckpt.store.open import new_archive
 
-    with opened(store, key.source()) as source, new_archive(file, source) as target:
-        _copy(source, target, checkpoints, str(file), json)
+    with opened(store, key.source()) as source, new_archive(file, source) as destination:
+        _copy(source, destination, checkpoints, str(file), json)
 
 
 @app.command("import")
@@ -344,15 +346,15 @@ def import_(
     """
     with (
         opened(str(file), key.source()) as source,
-        opened(store, target_key.source(), to_write=True) as target,
+        opened(store, target_key.source(), to_write=True) as destination,
     ):
-        _copy(source, target, checkpoints, target.place, json)
+        _copy(source, destination, checkpoints, destination.location, json)
 
 
 @app.command()
 @together
 def copy(
-    target: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
+    destination: Annotated[str, typer.Argument(help="Destination store.", metavar="LOCATION")],
     checkpoints: Points = None,
     store: OneStore = None,
     *,
@@ -366,13 +368,13 @@ def copy(
     """
     with (
         opened(store, key.source()) as source,
-        opened(target, target_key.source(), to_write=True) as other,
+        opened(destination, target_key.source(), to_write=True) as other,
     ):
-        _copy(source, other, checkpoints, other.place, json)
+        _copy(source, other, checkpoints, other.location, json)
 
 
 def _copy(
-    source: "Store", target: "Store", checkpoints: list[str] | None, place: str, json: bool
+    source: "Store", destination: "Store", checkpoints: list[str] | None, location: str, json: bool
 ) -> None:
     from vmckpt.cli.output import note
     from vmckpt.errors import NotFoundError
@@ -386,13 +388,13 @@ def _copy(
     def heard(manifest: "Manifest") -> None:
         note(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
 
-    copied = copy_checkpoints(source, target, wanted, heard)
-    ids, there = [manifest.id for manifest in copied], target.ids()
+    copied = copy_checkpoints(source, destination, wanted, heard)
+    ids, there = [manifest.id for manifest in copied], destination.ids()
     gone = [manifest.id for manifest in wanted if manifest.id not in there]
     if checkpoints and gone:
         raise NotFoundError(
-            f"{len(gone)} of {len(wanted)} checkpoints are not in {place}",
-            why=f"another command has removed them from {source.place}: {', '.join(gone)}",
+            f"{len(gone)} of {len(wanted)} checkpoints are not in {location}",
+            why=f"another command has removed them from {source.location}: {', '.join(gone)}",
             remedy="see: vmckpt checkpoint list",
         )
     if there_are.damaged and not checkpoints:
@@ -403,12 +405,12 @@ def _copy(
         )
     added = sum(manifest.added_bytes for manifest in copied)
     result = {
-        "target": place,
+        "target": location,
         "copied": ids,
         "there_already": [m.id for m in wanted if m.id in there and m.id not in ids],
         "added_bytes": added,
     }
-    text = f"copied {len(ids)} of {len(wanted)} checkpoints to {place}: {format_size(added)}"
+    text = f"copied {len(ids)} of {len(wanted)} checkpoints to {location}: {format_size(added)}"
     show(result, text, as_json=json)
 
 
@@ -418,7 +420,7 @@ def _facts(store: "Store") -> dict[str, Any]:
     config = store.config
     keys = keys_of(config)
     return {
-        "place": store.place,
+        "place": store.location,
         "id": config.id,
         "format": config.format,
         "created_unix_s": config.created_unix_s,
@@ -430,7 +432,7 @@ def _facts(store: "Store") -> dict[str, Any]:
 def _contents(store: "Store") -> dict[str, Any]:
     catalogue = store.catalogue()
     names = store.opened.backend.names
-    held = store.opened.backend.look()
+    held = store.opened.backend.list_holdings()
     others = (names(folder).values() for folder in ("maps", "checkpoints"))
     areas = [area for manifest in catalogue.manifests for area in manifest.areas]
     return {

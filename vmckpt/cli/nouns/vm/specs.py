@@ -89,7 +89,7 @@ def import_(
     """Make a stopped libvirt domain a VM of vmckpt's own."""
     from vmckpt.cli.found import find_domain
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.vm.adopted.from_domain import import_domain, import_xml
+    from vmckpt.vm.imported.from_domain import import_domain, import_xml
 
     if domain.endswith(".xml"):
         imported = run(import_xml(_read(Path(domain)), find_host(host or "local"), name))
@@ -122,7 +122,7 @@ def export(
 ) -> None:
     """Print a VM's spec, or the XML for `virsh define`."""
     from vmckpt.cli.found import find_own
-    from vmckpt.vm.adopted.domain_xml import domain_of
+    from vmckpt.vm.imported.domain_xml import domain_of
 
     vm = run(find_own(name))
     text = vm.spec.text

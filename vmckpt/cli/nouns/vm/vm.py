@@ -105,11 +105,11 @@ def list_(
 ) -> None:
     """List the VMs of all hosts."""
     from vmckpt.cli.tree.complete import VMS, remember
-    from vmckpt.drivers.find import look_at_all
+    from vmckpt.drivers.find import inspect_everywhere
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.units import format_size
 
-    found = run(look_at_all([find_host(name) for name in host] if host else None))
+    found = run(inspect_everywhere([find_host(name) for name in host] if host else None))
     for error in found.silent:
         warn(f"not asked: {error}")
     if not host:
@@ -149,7 +149,7 @@ def show_(name: VmName, json: Json = False) -> None:
     from vmckpt.cli.found import find
     from vmckpt.ui.tables import fields, in_words, without_empty
 
-    facts = run(run(find(name)).look()).to_json()
+    facts = run(run(find(name)).inspect()).to_json()
     # Of these only a yes is news.
     news = {name: facts.get(name) or None for name in ("adopted", "migration_cut_off")}
     show(facts, fields(without_empty(in_words(facts | news))), as_json=json)

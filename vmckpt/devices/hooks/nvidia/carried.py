@@ -30,7 +30,7 @@ def write_state(state: dict[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Delete the state: nothing is carried any more."""
+    """Delete the state: nothing is carried."""
     (system.STATE / "state.json").unlink()
 
 
@@ -68,7 +68,7 @@ def about(user: User) -> dict[str, Any]:
 
 
 def begin_anew(job: dict[str, Any]) -> str:
-    """End the job for certain and start it again; returns its description."""
+    """Make sure that the job has ended, and start it again; returns its description."""
     who = f"{' '.join(job['argv']) or job['comm']} (process {job['pid']})"
     with contextlib.suppress(OSError):
         os.kill(job["pid"], signal.SIGKILL)

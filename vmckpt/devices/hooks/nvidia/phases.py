@@ -105,7 +105,7 @@ def checkpoint() -> dict[str, Any]:
 
 
 def release() -> dict[str, Any]:
-    """Unload the driver, which has no users any more: an unplug with users would block."""
+    """Unload the driver, which has no users left: an unplug with users would block."""
     state = read_state()
     if not (system.MODULES / "nvidia").exists():
         return {}

@@ -28,8 +28,8 @@ def run(*argv: str, check: bool = True) -> str:
     except OSError as exc:
         raise HookError(f"{argv[0]} cannot be run: {exc}", "install the driver") from exc
     if check and done.returncode:
-        said = (done.stderr or done.stdout).strip()[-300:] or f"status {done.returncode}"
-        raise HookError(f"{' '.join(argv)} failed: {said}")
+        output = (done.stderr or done.stdout).strip()[-300:] or f"status {done.returncode}"
+        raise HookError(f"{' '.join(argv)} failed: {output}")
     return done.stdout
 
 

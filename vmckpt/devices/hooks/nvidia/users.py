@@ -59,14 +59,14 @@ def gpus() -> list[Gpu]:
 
 def users() -> list[User]:
     """The driver's users: from all processes' descriptors and mappings, and from nvidia-smi."""
-    told = told_pids()
+    listed = listed_pids()
     found = []
     for entry in sorted(system.PROC.iterdir()):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         pid = int(entry.name)
         devices, shares = opened(entry)
-        if devices or pid in told:
+        if devices or pid in listed:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 comm = system.read_text(entry / "comm").strip()
                 found.append(User(pid, started(pid), comm, sorted(devices), shares))
@@ -93,14 +93,14 @@ def nvidia(path: str) -> set[str]:
     return {name} if name.startswith("nvidia") else set()
 
 
-def told_pids() -> set[int]:
+def listed_pids() -> set[int]:
     """The processes that nvidia-smi lists; none while the driver is not loaded."""
     if not (system.MODULES / "nvidia").exists():
         return set()
-    said = system.run(
+    output = system.run(
         "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", check=False
     )
-    return {int(line) for line in said.split() if line.isdigit()}
+    return {int(line) for line in output.split() if line.isdigit()}
 
 
 def started(pid: int) -> int:

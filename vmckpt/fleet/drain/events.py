@@ -19,10 +19,10 @@ class Began(NamedTuple):
 
     vm: str
     source: str
-    target: str
+    destination: str
 
 
-class Went(NamedTuple):
+class Progressed(NamedTuple):
     """An event of a VM's move."""
 
     vm: str
@@ -38,21 +38,21 @@ class Ended(NamedTuple):
     why: str = ""
 
 
-class Said(NamedTuple):
+class Noted(NamedTuple):
     """Something that the operator should know."""
 
     text: str
 
 
-Happening = Planned | Began | Went | Ended | Said
-Show = Callable[[Happening], None]
+DrainEvent = Planned | Began | Progressed | Ended | Noted
+Show = Callable[[DrainEvent], None]
 
 
-def heard_or_not(show: Show) -> Show:
+def unless_gone(show: Show) -> Show:
     """`show`, but a listener that has gone (a closed terminal or pipe) does not stop the drain."""
 
-    def tell(happening: Happening) -> None:
+    def tell(event: DrainEvent) -> None:
         with suppress(OSError):
-            show(happening)
+            show(event)
 
     return tell

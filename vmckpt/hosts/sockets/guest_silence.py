@@ -11,7 +11,7 @@ from vmckpt.hosts.sockets.heartbeats import Silence, silence
 HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
 
 
-async def heard(
+async def guest_silence(
     host: Host, guest: int | None, began_s: float, ended_s: float, note: Callable[[str, str], None]
 ) -> Silence | None:
     """The silence from the start of the transfer to the first heartbeat after its end.

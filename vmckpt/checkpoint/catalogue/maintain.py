@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, Unreadable
-from vmckpt.checkpoint.catalogue.place import Key, StoreLocation, opened
+from vmckpt.checkpoint.catalogue.location import Key, StoreLocation, opened
 from vmckpt.checkpoint.catalogue.retention import (
     Candidate,
     RetentionRule,
@@ -52,14 +52,14 @@ async def differences(
     one: CatalogueEntry, other: CatalogueEntry, key: Key = None
 ) -> list[AreaDifference]:
     """How much of each area differs. Raises RefusedError if no store has both checkpoints."""
-    there = [place.label for place in other.places]
-    both = [place for place in one.places if place.label in there]
+    there = [location.label for location in other.locations]
+    both = [location for location in one.locations if location.label in there]
     if not both:
         raise RefusedError(
             "the two checkpoints are in two stores",
-            why=f"{one.place.label} and {other.place.label}",
+            why=f"{one.location.label} and {other.location.label}",
             remedy="copy one of them: "
-            f"vmckpt store copy {other.place.label} {one.id[:12]} --store {one.place.label}",
+            f"vmckpt store copy {other.location.label} {one.id[:12]} --store {one.location.label}",
         )
     async with opened(both[0], key) as store:
         found = await in_thread(partial(store.diff, one.id, other.id))
@@ -73,9 +73,9 @@ async def verify(entry: CatalogueEntry, key: Key = None) -> dict[str, int]:
     Reads the stores themselves, never the local cache of object storage. Raises DamagedError.
     """
     found = {}
-    for place in entry.places:
-        async with opened(place, key) as store:
-            found[place.label] = await in_thread(partial(_verify, store, entry))
+    for location in entry.locations:
+        async with opened(location, key) as store:
+            found[location.label] = await in_thread(partial(_verify, store, entry))
     return found
 
 
@@ -98,17 +98,17 @@ async def remove(found: Sequence[CatalogueEntry], key: Key = None) -> None:
     for one in found:
         if one.pins:
             raise pinned_error(one.name, one.pins)
-    await _remove([(place, one.id) for one in found for place in one.places], key)
+    await _remove([(location, one.id) for one in found for location in one.locations], key)
 
 
 async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> None:
     """Remove checkpoints that cannot be read. Raises BusyError, RefusedError (one is pinned)."""
-    await _remove([(one.place, one.id) for one in found], key)
+    await _remove([(one.location, one.id) for one in found], key)
 
 
 async def _remove(where: Iterable[tuple[StoreLocation, str]], key: Key) -> None:
-    for place, those in _by_store(where):
-        async with opened(place, key) as store:
+    for location, those in _by_store(where):
+        async with opened(location, key) as store:
             await in_thread(partial(store.remove, those))
 
 
@@ -118,8 +118,10 @@ async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
     Raises RefusedError if one is pinned.
     """
     read = set[str]()
-    for place, those in _by_store((place, one.id) for one in found for place in one.places):
-        async with opened(place, key) as store:
+    for location, those in _by_store(
+        (location, one.id) for one in found for location in one.locations
+    ):
+        async with opened(location, key) as store:
             read |= await in_thread(partial(_remove_each, store, those))
     return read
 
@@ -142,8 +144,8 @@ def _by_store(
     where: Iterable[tuple[StoreLocation, str]],
 ) -> Iterable[tuple[StoreLocation, list[str]]]:
     found: dict[str, tuple[StoreLocation, list[str]]] = {}
-    for place, checkpoint_id in where:
-        found.setdefault(place.label, (place, []))[1].append(checkpoint_id)
+    for location, checkpoint_id in where:
+        found.setdefault(location.label, (location, []))[1].append(checkpoint_id)
     return found.values()
 
 

@@ -21,11 +21,11 @@ from vmckpt.qemu.disks.qcow2 import (
 def create(fd: int, size_bytes: int) -> None:
     """Turn an empty file into an image, all zero and contiguous. Raises OSError."""
     count = clusters_of(size_bytes)
-    places = np.arange(1, count + 1, dtype=np.uint64)
-    write_at(fd, write_tables(fd, size_bytes, places, count + 1), 0)
+    file_clusters = np.arange(1, count + 1, dtype=np.uint64)
+    write_at(fd, write_tables(fd, size_bytes, file_clusters, count + 1), 0)
 
 
-def give_places(fd: int, found: Clusters) -> None:
+def allocate_all(fd: int, found: Clusters) -> None:
     """Allocate every cluster of an image; the disk's content does not change.
 
     If killed at any moment it is either the old image or the new one: new tables are written past
@@ -33,11 +33,11 @@ def give_places(fd: int, found: Clusters) -> None:
     """
     if found.are_all_there:
         return
-    places = found.places.copy()
-    missing = np.flatnonzero(places == 0)
-    first = max(-(-os.fstat(fd).st_size // CLUSTER_BYTES), int(places.max(initial=0)) + 1)
-    places[missing] = np.arange(first, first + len(missing), dtype=np.uint64)
-    header = write_tables(fd, found.size_bytes, places, first + len(missing))
+    file_clusters = found.file_clusters.copy()
+    missing = np.flatnonzero(file_clusters == 0)
+    first = max(-(-os.fstat(fd).st_size // CLUSTER_BYTES), int(file_clusters.max(initial=0)) + 1)
+    file_clusters[missing] = np.arange(first, first + len(missing), dtype=np.uint64)
+    header = write_tables(fd, found.size_bytes, file_clusters, first + len(missing))
     os.fsync(fd)
     write_at(fd, header, 0)
     os.fsync(fd)

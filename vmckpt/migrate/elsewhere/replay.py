@@ -18,7 +18,7 @@ from vmckpt.vm.inventory import running_operations
 
 POLL_S = 0.5
 # The time between the release of a VM's lock and the last line of the record.
-LAST_WORDS_S = 3.0
+LAST_LINES_S = 3.0
 
 
 def is_done_here(run: str) -> bool:
@@ -32,7 +32,7 @@ def is_done_here(run: str) -> bool:
     return record.operation == "migrate" and JOB_ON not in record.request
 
 
-async def retell(run: str, emit: Emit) -> MigrationReport:
+async def replay_run(run: str, emit: Emit) -> MigrationReport:
     """Emit everything in the record from its beginning, once a running migration has ended.
 
     Raises what the migration raised, OutcomeUnknownError if its command was killed.
@@ -56,7 +56,7 @@ def _record(run: str) -> RunRecord:
 
 async def _ended(run: str) -> RunRecord:
     silent_s = 0.0
-    while silent_s < LAST_WORDS_S:
+    while silent_s < LAST_LINES_S:
         if (record := _record(run)).result is not None:
             return record
         silent_s = 0.0 if run in await running_operations() else silent_s + POLL_S
@@ -70,8 +70,8 @@ async def _ended(run: str) -> RunRecord:
 
 def _events(record: RunRecord) -> Iterator[Event]:
     samples = [Progress(**sample) for sample in record.samples]
-    told = [from_record(event) for event in record.events]
-    yield from sorted([*told, *samples], key=lambda event: event.at_s)
+    events = [from_record(event) for event in record.events]
+    yield from sorted([*events, *samples], key=lambda event: event.at_s)
 
 
 def _report(run: str, result: Mapping[str, Any]) -> MigrationReport:

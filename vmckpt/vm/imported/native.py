@@ -147,7 +147,7 @@ class _Line:
                 if (name := one.get("id")) and (driver := one.get("driver"))
             },
             late={},
-            places={},
+            slots={},
             networks={},
             labels=frozenset(name for one in self.all("chardev") if (name := one.get("id"))),
             directories=frozenset(),

@@ -50,16 +50,16 @@ class ByAgent:
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
         """As GuestRunner.run."""
-        sock, asked_s = await self.host.connect(self.files.agent), time.monotonic()
+        sock, sent_s = await self.host.connect(self.files.agent), time.monotonic()
         agent = await GuestAgent.connect(sock, self.patience_s)
         try:
             pid = await agent.start(argv, self.patience_s, given=given)
             deadline, poll_s, longest_s = time.monotonic() + within_s, POLL_S, 0.0
             while time.monotonic() < deadline:
-                took_s = time.monotonic() - asked_s
+                took_s = time.monotonic() - sent_s
                 longest_s = max(longest_s, took_s)
                 await asyncio.sleep(max(poll_s, took_s))
-                poll_s, asked_s = min(2 * poll_s, MOST_POLL_S), time.monotonic()
+                poll_s, sent_s = min(2 * poll_s, MOST_POLL_S), time.monotonic()
                 if done := await agent.ended(pid, max(self.patience_s, SLOWER * longest_s)):
                     return done
             return None
@@ -92,7 +92,7 @@ class BySsh:
         return GuestExit(done.returncode, done.stdout.encode(), done.stderr.encode())
 
 
-def ways_into(
+def runners_of(
     host: Host, files: QemuDir, ssh: Address | None, patience_s: float
 ) -> tuple[GuestRunner, ...]:
     """The channels into a guest, in the order of use; `patience_s` is the agent's."""

@@ -69,7 +69,7 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     argv = tuple(text.removesuffix("\0").split("\0"))
     if (kind := await inside.query_architecture(monitor)) != "x86_64":
         raise RefusedError(
-            f"it is a machine of kind {kind}", why="vmckpt moves x86_64 machines", remedy="none"
+            f"it is a machine of kind {kind}", why="vmckpt supports only x86_64", remedy="none"
         )
     devices = await commands.qom_children(monitor, "/machine/peripheral")
     named = _ids(argv, "device")
@@ -93,7 +93,7 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
             name: await inside.device_settings(monitor, name, devices[name])
             for name in sorted(late)
         },
-        places={name: slot for name, slot in slots.items() if slot is not None},
+        slots={name: slot for name, slot in slots.items() if slot is not None},
         networks=await inside.query_networks(monitor),
         labels=await inside.query_chardev_labels(monitor),
         directories=await _directories(host, argv),

@@ -6,9 +6,9 @@ writes each epoch that it has completely to the shared file, as it does to a cop
 never ahead of the memory from which a failover continues. The primary's guest does not see these
 writes: its overlay has all of them and more.
 
-When the protection has ended here, the overlay is committed to the shared file (`fold`): only by
-the side that has the VM's term, and only after the standby's service has certainly ended. So there
-are never two writers.
+When the protection has ended here, the overlay is committed to the shared file (`commit_overlays`):
+only by the side that has the VM's term, and only after the standby's service has certainly ended.
+So there are never two writers.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from vmckpt.epoch.guarding import guard_command, standing_still
+from vmckpt.epoch.guarding import guard_command, guest_paused
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.deadman import attended
@@ -43,12 +43,12 @@ from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.users.users import let_read, let_write
 
 # Names in QEMU of the overlays, of the nodes below them, and of the jobs that commit them.
-LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
+LAYER, BELOW, COMMIT = "aside-", "below-", "fold-"
 POLL_S, BRIEF_S = 0.05, 0.002
 # The state of a mirror that an error has stopped, before and after it was ready.
 STOPPED = ("paused", "standby")
 # For a large disk on slow storage.
-FOLD_S = 24 * 3600.0
+COMMIT_S = 24 * 3600.0
 
 
 def request_of(text: str, path: Path) -> ReplicationRequest:
@@ -67,25 +67,28 @@ def request_of(text: str, path: Path) -> ReplicationRequest:
 
 
 def _layer(directory: VmDir, number: int) -> Path:
-    return directory.aside / f"disk{number}.qcow2"
+    return directory.overlays / f"disk{number}.qcow2"
 
 
-def _folded(layer: Path) -> Path:
+def _committed(layer: Path) -> Path:
     """The name of an overlay whose disk has all of its content, or more: it is no longer needed."""
     return layer.with_suffix(".folded")
 
 
-async def put_aside(
+async def add_overlays(
     monitor: Monitor, request: ReplicationRequest, vm: Vm, sources: Sequence[MirrorSource]
 ) -> list[MirrorSource]:
     """Make the guest write to overlays, which become the sources.
 
-    Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what was done.
+    Raises OperationFailedError, CommandRefusedError, StorageError; `commit_overlays` undoes what
+    was done.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
-    await host.remove(vm.directory.aside)  # not committed by a killed `fold`, and no longer needed
-    write_durably(vm.directory.aside_request, REQUEST.encode(request))
-    await let_read(host, vm.qemu.files, vm.directory.aside, ())
+    await host.remove(
+        vm.directory.overlays
+    )  # not committed by a killed `commit_overlays`, and no longer needed
+    write_durably(vm.directory.overlays_request, REQUEST.encode(request))
+    await let_read(host, vm.qemu.files, vm.directory.overlays, ())
     found = []
     for source in sources:
         path, number = vm.spec.disks[source.number].on(host.state_dir), source.number
@@ -137,7 +140,7 @@ async def _made(host: Host, layer: Path, path: Path) -> None:
         )
 
 
-async def fold(directory: Path) -> None:
+async def commit_overlays(directory: Path) -> None:
     """Commit the overlays in VM/aside to the shared disks, whether the VM runs or not.
 
     The standby's service has ended, according to its host or the operator: the term that was left
@@ -145,10 +148,10 @@ async def fold(directory: Path) -> None:
     take over), BusyError, OperationFailedError, StorageError. After an error the overlays are
     intact.
     """
-    told = directory / "request.json"
-    if not told.exists():
+    request_file = directory / "request.json"
+    if not request_file.exists():
         return  # another process has committed them meanwhile
-    request = request_of(told.read_text(), told)
+    request = request_of(request_file.read_text(), request_file)
     host, name = request.primary, request.vm
     async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
         await _have_term(request)
@@ -157,12 +160,12 @@ async def fold(directory: Path) -> None:
         if vm is not None and await vm.is_alive():
             async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
                 for disk in request.disks:
-                    await _fold_running(monitor, vm, disk.number)
+                    await _commit_running(monitor, vm, disk.number)
         else:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
-                    await _fold_off(host, layer)
-        await host.remove(told)  # first: without it there are no overlays
+                    await _commit_offline(host, layer)
+        await host.remove(request_file)  # first: without it there are no overlays
         await host.remove(directory)
 
 
@@ -195,12 +198,12 @@ async def _have_term(request: ReplicationRequest) -> None:
     ):
         await _take_back(store, request, record)
         return
-    said = "there is no record of the VM"
+    reason = "there is no record of the VM"
     if record is not None:
-        said = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
+        reason = f"{record.holder} has its term, and {record.in_sync or 'no standby'} may take over"
     raise RefusedError(
         f"what '{request.vm}' wrote on {request.primary.name} must not be written to its disks",
-        why=f"the arbiter says: {said}",
+        why=f"the arbiter says: {reason}",
         remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
     )
 
@@ -223,34 +226,34 @@ async def _take_back(store: RecordStore, request: ReplicationRequest, record: Le
         await lease.take()
 
 
-async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
+async def _commit_running(monitor: Monitor, vm: Vm, number: int) -> None:
     """Commit an overlay while the VM runs. Safe if killed at any moment.
 
     The overlay keeps its name while it has content that the disk lacks. When the mirror is ready
     both are identical, and the guest is paused for the switch.
     """
-    layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
+    layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{COMMIT}{number}"
     disk, path = f"disk{number}", _layer(vm.directory, number)
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:
-        await _rename(_folded(path), path)  # left by a mirror that broke
+        await _rename(_committed(path), path)  # left by a mirror that broke
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
     while one := await _job(monitor, job):
         if one.status in STOPPED and not one.error:  # its error, if any, is known again by then
             with suppress(CommandRefusedError):
                 await block.block_job_resume(monitor, job)
         if not one.concluded and (one.error or one.status == "ready"):
-            async with _standing_still(monitor, vm):
+            async with _guest_paused(monitor, vm):
                 if not one.error:
                     await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
-                    await _rename(path, _folded(path))
+                    await _rename(path, _committed(path))
                 one = await _ended(monitor, one)
                 if one.error:  # before the guest writes to the overlay alone
-                    await _rename(_folded(path), path)
+                    await _rename(_committed(path), path)
         if one.concluded:
             if one.error:
-                await _rename(_folded(path), path)
+                await _rename(_committed(path), path)
             await commands.job_dismiss(monitor, job)
             if one.error:
                 raise OperationFailedError(
@@ -267,11 +270,11 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
 
 
 @asynccontextmanager
-async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
+async def _guest_paused(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
     """Pause the guest: QEMU 7.2 crashes on a write that arrives while a disk replaces a mirror."""
-    log = vm.directory.aside / "guard.log"
+    log = vm.directory.overlays / "guard.log"
     with attended(guard_command(vm.qemu), log) as tell:
-        async with standing_still(monitor, tell):
+        async with guest_paused(monitor, tell):
             yield
 
 
@@ -301,14 +304,14 @@ async def _rename(path: Path, other: Path) -> None:
     await in_thread(partial(rename_durably, path, other.name))
 
 
-async def _fold_off(host: Host, layer: Path) -> None:
+async def _commit_offline(host: Host, layer: Path) -> None:
     """Commit an overlay while the VM is off. Idempotent."""
     argv = [str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)]
     # As the user that wrote the overlay, whatever --vm-uids is now: the overlay itself names the
     # file to which it is committed.
     if (uid := layer.stat().st_uid) != await host.user_id():
         argv = become(uid, (uid,), argv)
-    done = await host.run(argv, FOLD_S)
+    done = await host.run(argv, COMMIT_S)
     if done.returncode:
         raise OperationFailedError(
             f"the overlay {layer} could not be committed to its disk",

@@ -20,30 +20,32 @@ USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 USERFAULTFD_DEVICE, BY_DEVICE = Path("/dev/userfaultfd"), (8, 0, 0)
 
 
-async def name(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def name(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """No other VM has its name."""
-    if await read_vm(target, vm.name):
-        reason = f"{target.name} has a VM '{vm.name}' already"
-        yield Finding("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
+    if await read_vm(destination, vm.name):
+        reason = f"{destination.name} has a VM '{vm.name}' already"
+        yield Finding(
+            "name-free", REFUSE, reason, f"remove or rename the one on {destination.name}"
+        )
     else:
-        yield Finding("name-free", OK, f"{target.name} has no other VM of that name")
+        yield Finding("name-free", OK, f"{destination.name} has no other VM of that name")
 
 
-def machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Finding]:
+def machine(vm: Vm, destination: Host, theirs: Abilities) -> Iterator[Finding]:
     """The host's QEMU has its machine type and CPU model."""
     kind = vm.qemu.platform.machine
     if kind not in theirs.machines:
         yield Finding(
             "machine-type",
             REFUSE,
-            f"QEMU {theirs.version} on {target.name} has no machine type {kind}",
+            f"QEMU {theirs.version} on {destination.name} has no machine type {kind}",
             f'run the VM with a machine type that both have (machine = "{_newest(theirs)}")',
         )
     else:
         yield Finding("machine-type", OK, f"{kind} on both sides")
     model = vm.qemu.platform.cpu.partition(",")[0]
     if model not in theirs.cpu_models:
-        reason = f"QEMU {theirs.version} on {target.name} has no CPU model '{model}'"
+        reason = f"QEMU {theirs.version} on {destination.name} has no CPU model '{model}'"
         yield Finding("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
     else:
         yield Finding("cpu-model", OK, f"{model}; the features are compared before memory is sent")
@@ -53,11 +55,11 @@ def _newest(theirs: Abilities) -> str:
     return theirs.machines.get("q35", "q35")
 
 
-async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def accel(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """The same accelerator."""
     needed = vm.qemu.platform.accel
     try:
-        await choose_accel(target, needed)
+        await choose_accel(destination, needed)
     except RefusedError as exc:
         reason = f"the VM runs on {needed}, and {exc.what}: {exc.why}"
         yield Finding("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")
@@ -65,32 +67,38 @@ async def accel(vm: Vm, target: Host) -> AsyncIterator[Finding]:
     yield Finding("accel", OK, f"{needed} on both sides")
 
 
-async def permissions(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def permissions(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """Permission to place its memory and its files there."""
-    places = (vm.spec.ram_dir, target.state_dir)
-    if closed := [str(place) for place in places if not await target.may_write_below(place)]:
-        reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
+    directories = (vm.spec.ram_dir, destination.state_dir)
+    if closed := [
+        str(directory)
+        for directory in directories
+        if not await destination.may_write_below(directory)
+    ]:
+        reason = f"this user may not write to {' and '.join(closed)} on {destination.name}"
         yield Finding("permissions", REFUSE, reason, "give it the right to, or choose others")
         return
-    yield Finding("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+    yield Finding("permissions", OK, f"{' and '.join(map(str, directories))} can be written to")
 
 
-async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:
+async def userfaults(destination: Host, *, by_qemu: bool = True) -> AsyncIterator[Finding]:
     """Post-copy needs userfaultfd, which may be restricted to root or a group with access to its
     device, or open to every user.
 
     A lazy restore needs it too, and opens the device for any QEMU (not `by_qemu`).
     """
-    is_root = await target.user_id() == 0 and target.vm_uids is None
-    if (await target.read_text(USERFAULTFD) or "").strip() == "1" or is_root:
-        yield Finding("userfaultfd", OK, f"this user may use it on {target.name}")
+    is_root = await destination.user_id() == 0 and destination.vm_uids is None
+    if (await destination.read_text(USERFAULTFD) or "").strip() == "1" or is_root:
+        yield Finding("userfaultfd", OK, f"this user may use it on {destination.name}")
         return
-    knows_device = not by_qemu or (await abilities(target)).version >= BY_DEVICE
-    if knows_device and await target.usable(USERFAULTFD_DEVICE):
-        yield Finding("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
+    knows_device = not by_qemu or (await abilities(destination)).version >= BY_DEVICE
+    if knows_device and await destination.usable(USERFAULTFD_DEVICE):
+        yield Finding(
+            "userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {destination.name}"
+        )
         return
     what = "post-copy" if by_qemu else "a lazy restore"
-    reason = f"{what} needs userfaultfd, which this user may not use on {target.name}"
+    reason = f"{what} needs userfaultfd, which this user may not use on {destination.name}"
     remedy = f"as root: chgrp kvm {USERFAULTFD_DEVICE} && chmod 660 {USERFAULTFD_DEVICE}"
     if not knows_device:
         reason += f", and QEMU before {BY_DEVICE[0]}.{BY_DEVICE[1]} does not know its device"
@@ -98,132 +106,140 @@ async def userfaults(target: Host, *, by_qemu: bool = True) -> AsyncIterator[Fin
     yield Finding("userfaultfd", REFUSE, reason, remedy)
 
 
-async def room(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def room(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """Room for its memory."""
     need = vm.spec.memory_bytes
-    if not await target.exists(vm.spec.ram_dir):
-        reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
+    if not await destination.exists(vm.spec.ram_dir):
+        reason = f"{destination.name} has no directory {vm.spec.ram_dir} for the VM's memory"
         yield Finding("memory", REFUSE, reason, "create it, or choose another ram_dir")
         return
-    found = await target.memory_room(vm.spec.ram_dir)
+    found = await destination.memory_room(vm.spec.ram_dir)
     free, others = found.free_bytes, found.promised_bytes
-    text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
+    text = f"{format_size(need)} needed, {format_size(free)} free on {destination.name}"
     if free < need and others:
         text += f", besides {format_size(others)} that other VMs may still touch"
     if free < need and vm.spec.overcommit:
         yield Finding("memory", WARN, text, "guests die when memory runs out (overcommit)")
     elif free < need:
         yield Finding(
-            "memory", REFUSE, text, f"free memory on {target.name}, or choose another host"
+            "memory", REFUSE, text, f"free memory on {destination.name}, or choose another host"
         )
     else:
         yield Finding("memory", OK, text)
 
 
-async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Finding]:
+async def files(vm: Vm, destination: Host, shared: Sequence[Path]) -> AsyncIterator[Finding]:
     """Every file that QEMU opens by path exists, `shared` ones too; the firmware is the same."""
     spec = vm.spec
     wanted = [*shared, *spec.files]
-    missing = [str(path) for path in wanted if not await target.readable(path)]
+    missing = [str(path) for path in wanted if not await destination.readable(path)]
     if missing:
-        reason = f"{target.name} cannot read {', '.join(missing)}"
+        reason = f"{destination.name} cannot read {', '.join(missing)}"
         yield Finding(
             "files", REFUSE, reason, "put the VM's files on storage that both hosts share"
         )
     elif wanted:
-        yield Finding("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
+        yield Finding(
+            "files", OK, f"{len(wanted)} files of the VM are readable on {destination.name}"
+        )
     if spec.firmware and not missing:
-        yield await _firmware(spec.firmware.code, vm.host, target)
+        yield await _firmware(spec.firmware.code, vm.host, destination)
 
 
-async def _firmware(code: Path, source: Host, target: Host) -> Finding:
-    ours, theirs = await source.fingerprint(code), await target.fingerprint(code)
+async def _firmware(code: Path, source: Host, destination: Host) -> Finding:
+    ours, theirs = await source.fingerprint(code), await destination.fingerprint(code)
     if ours is None or ours == theirs:
         return Finding("firmware", OK, f"{code} is the same on both sides")
-    remedy = f"install the same firmware package on {source.name} and {target.name}"
+    remedy = f"install the same firmware package on {source.name} and {destination.name}"
     if theirs is None or ours.size_bytes != theirs.size_bytes:
-        reason = f"{code} has another size on {target.name}: QEMU cannot load the guest into it"
+        reason = (
+            f"{code} has another size on {destination.name}: QEMU cannot load the guest into it"
+        )
         return Finding("firmware", REFUSE, reason, remedy)
-    reason = f"{code} is another build on {target.name}; the guest uses it when it next boots"
+    reason = f"{code} is another build on {destination.name}; the guest uses it when it next boots"
     return Finding("firmware", WARN, reason, remedy)
 
 
-async def variables(source: Host, target: Host, here: Path, there: Path) -> AsyncIterator[Finding]:
+async def variables(
+    source: Host, destination: Host, here: Path, there: Path
+) -> AsyncIterator[Finding]:
     """For a VM that is off: its firmware variables, which only a running guest takes along."""
-    ours, theirs = await both(source.fingerprint(here), target.fingerprint(there))
+    ours, theirs = await both(source.fingerprint(here), destination.fingerprint(there))
     if ours is not None and ours == theirs:
         yield Finding("firmware-variables", OK, f"{here} is the same on both sides")
         return
-    reason = f"its firmware's variables, {here}, are not seen to be the same on {target.name}"
+    reason = f"its firmware's variables, {here}, are not seen to be the same on {destination.name}"
     remedy = f"copy that file to {there} there, or start the VM, and move it while it runs"
     yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-async def network(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def network(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """A bridge for its NICs, which really exists. Raises HostDownError when the host is down."""
     networks = {nic.network for nic in vm.spec.nics}
-    if "bridge" in networks and target.bridge is not None:
-        async for found in bridge(target, target.bridge):
+    if "bridge" in networks and destination.bridge is not None:
+        async for found in bridge(destination, destination.bridge):
             yield found
     else:
-        await target.require_up()
-    if "bridge" in networks and target.bridge is None:
-        reason = f"{target.name} has no bridge for the VM's NICs"
-        yield Finding("bridge", REFUSE, reason, _name_a_bridge(target))
+        await destination.require_up()
+    if "bridge" in networks and destination.bridge is None:
+        reason = f"{destination.name} has no bridge for the VM's NICs"
+        yield Finding("bridge", REFUSE, reason, _name_a_bridge(destination))
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         remedy = 'use network = "bridge" for what must stay open'
         yield Finding("user-network", WARN, reason, remedy)
 
 
-async def bridge(target: Host, name: str) -> AsyncIterator[Finding]:
+async def bridge(destination: Host, name: str) -> AsyncIterator[Finding]:
     """The host's bridge really exists."""
-    done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
+    done = await destination.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
     if done.returncode == 0 and done.stdout.strip():
-        yield Finding("bridge", OK, f"{name} on {target.name}")
+        yield Finding("bridge", OK, f"{name} on {destination.name}")
         return
-    await target.require_up()
+    await destination.require_up()
     why = done.stderr.strip() or "it is not a bridge"
-    remedy = f"create it, or {_name_a_bridge(target)}"
-    yield Finding("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
+    remedy = f"create it, or {_name_a_bridge(destination)}"
+    yield Finding("bridge", REFUSE, f"{destination.name} has no bridge '{name}': {why}", remedy)
 
 
-def _name_a_bridge(target: Host) -> str:
-    return f"name another: vmckpt host set {target.name} --bridge BRIDGE"
+def _name_a_bridge(destination: Host) -> str:
+    return f"name another: vmckpt host set {destination.name} --bridge BRIDGE"
 
 
-async def ports(target: Host, *, needed: int) -> AsyncIterator[Finding]:
+async def ports(destination: Host, *, needed: int) -> AsyncIterator[Finding]:
     """Free ports for its migration, if the host has a range of them."""
-    if target.migration_ports is None:
+    if destination.migration_ports is None:
         return
-    first, last = target.migration_ports
-    taken = await target.listening_ports(target.migration_address)
+    first, last = destination.migration_ports
+    taken = await destination.listening_ports(destination.migration_address)
     free = last - first + 1 - sum(first <= port <= last for port in taken)
-    text = f"{free} of the ports {first} to {last} of {target.name} are free, {needed} needed"
+    text = f"{free} of the ports {first} to {last} of {destination.name} are free, {needed} needed"
     if free < needed:
-        remedy = f"let others end, or: vmckpt host set {target.name} --migration-ports FIRST-LAST"
+        remedy = (
+            f"let others end, or: vmckpt host set {destination.name} --migration-ports FIRST-LAST"
+        )
         yield Finding("ports", REFUSE, text, remedy)
         return
     yield Finding("ports", OK, text)
 
 
-async def forwards(vm: Vm, target: Host) -> AsyncIterator[Finding]:
+async def forwards(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     """The host ports that an adopted VM's user-mode networks listen on."""
     if vm.spec.adopted is None or not vm.spec.adopted.forwards:
         return
-    taken = await target.listening_ports(target.migration_address)
+    taken = await destination.listening_ports(destination.migration_address)
     wanted = vm.spec.adopted.forwards
     if clash := [str(port) for port in wanted if port in taken]:
-        reason = f"the VM forwards {', '.join(clash)} of its host, taken on {target.name}"
+        reason = f"the VM forwards {', '.join(clash)} of its host, taken on {destination.name}"
         yield Finding("forwarded-ports", REFUSE, reason, "free them there")
         return
-    yield Finding("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")
+    yield Finding("forwarded-ports", OK, f"{len(wanted)} are free on {destination.name}")
 
 
-async def clock(source: Host, target: Host) -> AsyncIterator[Finding]:
+async def clock(source: Host, destination: Host) -> AsyncIterator[Finding]:
     """Both hosts' clocks roughly agree."""
-    skew_s = abs(await source.unix_time_s() - await target.unix_time_s())
-    text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
+    skew_s = abs(await source.unix_time_s() - await destination.unix_time_s())
+    text = f"the clocks of {source.name} and {destination.name} are {skew_s:.1f} s apart"
     if skew_s > CLOCK_SKEW_S:
         remedy = "run a time service (chrony) on both: certificates and the guest's clock need it"
         yield Finding("clock", WARN, text, remedy)

@@ -32,13 +32,13 @@ HOST_DAYS = 365
 _BACKDATED = datetime.timedelta(hours=1)
 
 
-def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
+def make_ca(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     """Create a CA that is valid for `days`. Raises RefusedError if there is one already."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
     directory = _directory(state_dir)
-    if has_authority(state_dir):
+    if has_ca(state_dir):
         raise RefusedError(
             "there is a certificate authority already",
             why=f"its key is {directory / 'ca-key.pem'}; every issued certificate depends on it",
@@ -72,20 +72,20 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     return parse_certificate(pem)
 
 
-def has_authority(state_dir: Path) -> bool:
+def has_ca(state_dir: Path) -> bool:
     """Whether there is a CA."""
-    return authority_key(state_dir).exists()
+    return ca_key(state_dir).exists()
 
 
-def authority_key(state_dir: Path) -> Path:
+def ca_key(state_dir: Path) -> Path:
     """The path of its key, whose presence shows that the CA is complete."""
     return _directory(state_dir) / "ca-key.pem"
 
 
-def read_authority(state_dir: Path) -> Certificate | None:
+def read_ca(state_dir: Path) -> Certificate | None:
     """The CA's own certificate, None if there is no CA. Raises UsageError."""
     directory = _directory(state_dir)
-    if not has_authority(state_dir):
+    if not has_ca(state_dir):
         return None
     try:
         return parse_certificate((directory / "ca-cert.pem").read_text())
@@ -103,7 +103,7 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    authority = read_authority(state_dir)
+    authority = read_ca(state_dir)
     if authority is None:
         raise NotFoundError(
             "there is no certificate authority",
@@ -118,13 +118,13 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
             "certificates again",
         )
     ca_key = _read_key(_directory(state_dir) / "ca-key.pem")
-    ca = x509.load_pem_x509_certificate(authority.pem.encode())
+    issuer = x509.load_pem_x509_certificate(authority.pem.encode())
     parts = {"ca-cert.pem": authority.pem, DH_PARAMS_FILE: DH_PARAMS}
     for role, usage in (
         ("server", ExtendedKeyUsageOID.SERVER_AUTH),
         ("client", ExtendedKeyUsageOID.CLIENT_AUTH),
     ):
-        key, pem = _host_certificate(host, ca, ca_key, usage, days)
+        key, pem = _host_certificate(host, issuer, ca_key, usage, days)
         parts |= {f"{role}-key.pem": _key_pem(key), f"{role}-cert.pem": pem}
     directory = pki_dir(host)
     await host.make_dir(directory)

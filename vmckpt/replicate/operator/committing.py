@@ -1,6 +1,6 @@
 """The operator's side of overlays: commit them to the shared disks when nothing else writes.
 
-`replicate/disks/aside.py` describes them, and commits them on the VM's own host.
+`replicate/disks/overlays.py` describes them, and commits them on the VM's own host.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.disks.aside import FOLD_S, request_of
+from vmckpt.replicate.disks.overlays import COMMIT_S, request_of
 from vmckpt.replicate.operator.sides import services
 from vmckpt.replicate.request import ReplicationRequest
 from vmckpt.vm.paths import vm_dir
@@ -26,7 +26,9 @@ class UnmergedReplica(NamedTuple):
     request: ReplicationRequest
 
 
-async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
+async def commit_overlays_on(
+    name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False
+) -> bool:
     """Commit the VM's overlays to its shared disks; False: there are none.
 
     Raises RefusedError (the standby's service runs, or its writes are not on storage),
@@ -35,7 +37,7 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     the overlays stay.
     """
     known = {host.name: host for host in hosts}
-    answers = await ask_every(known.values(), lambda host: _aside(host, name))
+    answers = await ask_every(known.values(), lambda host: _overlays_on(host, name))
     found = [one for one in answers.given if one is not None]
     unclear = [exc for exc in answers.silent if isinstance(exc, OperationFailedError)]
     if unclear and not found:
@@ -43,9 +45,9 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     for one in found:
         if not standby_is_dead:
             await _require_ended(one.request, known)
-        directory = vm_dir(one.host.state_dir, name).aside
+        directory = vm_dir(one.host.state_dir, name).overlays
         command = [*await one.host.own_command(), "replica", "fold", str(directory)]
-        done = await one.host.run(command, FOLD_S)
+        done = await one.host.run(command, COMMIT_S)
         if done.returncode:
             raise OperationFailedError(
                 f"what '{name}' wrote is not yet on its shared disks",
@@ -56,14 +58,14 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     return bool(found)
 
 
-async def stand_aside(name: str, hosts: Iterable[Host]) -> list[UnmergedReplica]:
+async def hosts_with_overlays(name: str, hosts: Iterable[Host]) -> list[UnmergedReplica]:
     """The hosts that have overlays of the VM, among those that answer."""
-    answers = await ask_every(hosts, lambda host: _aside(host, name))
+    answers = await ask_every(hosts, lambda host: _overlays_on(host, name))
     return [one for one in answers.given if one is not None]
 
 
-async def _aside(host: Host, name: str) -> UnmergedReplica | None:
-    path = vm_dir(host.state_dir, name).aside_request
+async def _overlays_on(host: Host, name: str) -> UnmergedReplica | None:
+    path = vm_dir(host.state_dir, name).overlays_request
     text = await host.read_text(path)
     return None if text is None else UnmergedReplica(host, request_of(text, path))
 

@@ -64,7 +64,7 @@ class StoreLocation:
     @property
     def is_own(self) -> bool:
         """Whether it is the host's default store."""
-        return self.host is not None and self.path == own_place(self.host.state_dir)
+        return self.host is not None and self.path == own_location(self.host.state_dir)
 
     @property
     def location(self) -> str:
@@ -82,17 +82,17 @@ class StoreLocation:
         return f"{self.host.name}:{'' if self.is_own else self.path}"
 
 
-def own_place(state_dir: Path) -> str:
+def own_location(state_dir: Path) -> str:
     """A host's default store directory."""
     return str(state_dir / "checkpoints")
 
 
 def own(host: Host) -> StoreLocation:
     """A host's own store."""
-    return StoreLocation(host, own_place(host.state_dir))
+    return StoreLocation(host, own_location(host.state_dir))
 
 
-def parse_place(text: str, at: Host | None = None) -> StoreLocation:
+def parse_location(text: str, at: Host | None = None) -> StoreLocation:
     """Parse a location; a bare directory is on `at`, else on this machine.
 
     Raises UsageError, NotFoundError: no such host.
@@ -121,22 +121,22 @@ def parse_place(text: str, at: Host | None = None) -> StoreLocation:
     return StoreLocation(here, text)
 
 
-async def is_there(place: StoreLocation) -> bool:
+async def is_there(location: StoreLocation) -> bool:
     """Whether a store is there, or was; a URL is assumed to have one. Raises HostDownError."""
-    if place.host is None:
+    if location.host is None:
         return True
-    host, path = place.host, Path(place.path)
+    host, path = location.host, Path(location.path)
     if await host.exists(path / NAMES[0]):
         return True
     left = await asyncio.gather(
         *(host.exists(path / name) for name in (*NAMES[1:], *OBJECT_FOLDERS))
     )
-    return any(left) or known(place.location) is not None
+    return any(left) or known(location.location) is not None
 
 
 @asynccontextmanager
 async def opened(
-    place: StoreLocation, key: KeySource | None = None, *, any_encryption: bool = False
+    location: StoreLocation, key: KeySource | None = None, *, any_encryption: bool = False
 ) -> AsyncIterator[Store]:
     """Open the location's store for the block. Its calls block: run them in a thread.
 
@@ -144,37 +144,37 @@ async def opened(
     key an unencrypted store is refused unless the operator has accepted it or `any_encryption` is
     set: then the key is meant for other stores of the same search.
     """
-    ok = any_encryption or is_accepted(place)
-    if place.host is None or place.host.is_this_machine:
-        opening = partial(open_store, place.path, key, unencrypted_ok=ok)
+    ok = any_encryption or is_accepted(location)
+    if location.host is None or location.host.is_this_machine:
+        opening = partial(open_store, location.path, key, unencrypted_ok=ok)
     else:
-        sock = await lent(place.host, place.path)
-        backend = LentBackend(sock, place.label)
+        sock = await lent(location.host, location.path)
+        backend = LentBackend(sock, location.label)
         opening = partial(open_store, backend, key, unencrypted_ok=ok)
     try:
         store = await in_thread(opening)
     except NotFoundError:
-        require_never_used(place.location, place.label)
+        require_never_used(location.location, location.label)
         raise
     try:
-        require_as_known(place, store.config)
+        require_as_known(location, store.config)
         yield store
     finally:
         store.close()
 
 
-def require_as_known(place: StoreLocation, config: Config) -> None:
+def require_as_known(location: StoreLocation, config: Config) -> None:
     """Raises RefusedError if it is not the store that was there before; StorageError."""
     # Exported files come and go: compare a file only with one that was accepted.
-    is_file = place.is_here and place.host is not None and Path(place.path).is_file()
-    if is_file and known(place.location) is None:
+    is_file = location.is_here and location.host is not None and Path(location.path).is_file()
+    if is_file and known(location.location) is None:
         return
-    require_unchanged(place.location, place.label, config)
+    require_unchanged(location.location, location.label, config)
 
 
-def is_accepted(place: StoreLocation) -> bool:
+def is_accepted(location: StoreLocation) -> bool:
     """Whether the operator has accepted that this store is unencrypted."""
-    before = known(place.location)
+    before = known(location.location)
     return before is not None and before.accepted and not before.encrypted
 
 
@@ -193,10 +193,10 @@ async def lent(host: Host, path: str) -> socket:
         while not await host.exists(ear):
             is_late = asyncio.get_running_loop().time() > deadline_s
             if is_late or not await host.is_alive(process):
-                said = (await host.read_text(log) or "").strip().splitlines()
+                output = (await host.read_text(log) or "").strip().splitlines()
                 raise HostDownError(
                     f"{host.name} does not lend its store {path}",
-                    why=said[-1] if said else "its process there did not become ready",
+                    why=output[-1] if output else "its process there did not become ready",
                     remedy=f"see: vmckpt host check {host.name}",
                 )
             await asyncio.sleep(POLL_S)
@@ -208,7 +208,7 @@ async def lent(host: Host, path: str) -> socket:
 
 
 async def access_to(
-    place: StoreLocation, key: KeySource | None, *, to_write: bool = False, named: bool = True
+    location: StoreLocation, key: KeySource | None, *, to_write: bool = False, named: bool = True
 ) -> Access:
     """The credentials and identity of the store, for a process on a host.
 
@@ -217,51 +217,51 @@ async def access_to(
     not be created.
     """
     try:
-        config = await _config(place)
+        config = await _config(location)
     except NotFoundError:
-        require_never_used(place.location, place.label)
+        require_never_used(location.location, location.label)
         if named or not to_write:
             raise
         if key is not None or from_environment() is not None:
             raise NotFoundError(
-                f"there is no store in {place.label}",
-                why="a key is given, and a store that is made by the way is not encrypted",
-                remedy=f"make it first: vmckpt store init {place.label} --key-file FILE",
+                f"there is no store in {location.label}",
+                why="a key is given, and a store that is created implicitly is not encrypted",
+                remedy=f"make it first: vmckpt store init {location.label} --key-file FILE",
             ) from None
         return Access(may_be_made=True)
-    if not is_accepted(place):
-        require_encrypted(config, place.label, key)
-    require_as_before(place.location, place.label, config)
+    if not is_accepted(location):
+        require_encrypted(config, location.label, key)
+    require_as_before(location.location, location.label, config)
     secret = (await in_thread(partial(unwrap, config, key))).secret
-    require_as_known(place, config)
+    require_as_known(location, config)
     return Access(secret if config.is_encrypted else None, config.id)
 
 
-async def remember_made(place: StoreLocation) -> None:
+async def remember_made(location: StoreLocation) -> None:
     """Remember a store if a job has created it. Raises as `access_to`."""
     try:
-        config = await _config(place)
+        config = await _config(location)
     except NotFoundError:
         return
-    require_as_known(place, config)
+    require_as_known(location, config)
 
 
-async def _config(place: StoreLocation) -> Config:
+async def _config(location: StoreLocation) -> Config:
     """Raises NotFoundError, DamagedError, RefusedError."""
-    host = place.host
+    host = location.host
     if host is None or host.is_this_machine:
-        return await in_thread(partial(config_at, place.path))
-    paths = [Path(place.path) / name for name in NAMES]
+        return await in_thread(partial(config_at, location.path))
+    paths = [Path(location.path) / name for name in NAMES]
     first = {NAMES[0]: await _text(host, paths[0])}
     try:
-        return chosen(first, place.label, had_objects=False)
+        return chosen(first, location.label, had_objects=False)
     except (NotFoundError, DamagedError):
         # In this order: a store that is being created gets its config before its objects.
-        folders = [Path(place.path) / folder for folder in OBJECT_FOLDERS]
+        folders = [Path(location.path) / folder for folder in OBJECT_FOLDERS]
         objects = await asyncio.gather(*(host.list_dir(folder) for folder in folders))
         texts = await asyncio.gather(*(_text(host, path) for path in paths))
         found = dict(zip(NAMES, texts, strict=True))
-        return chosen(found, place.label, had_objects=any(objects))
+        return chosen(found, location.label, had_objects=any(objects))
 
 
 async def _text(host: Host, path: Path) -> bytes | None:
@@ -271,14 +271,14 @@ async def _text(host: Host, path: Path) -> bytes | None:
 
 @asynccontextmanager
 async def reading(
-    place: str, checkpoint_id: str, secret: bytes | None = None
+    location: str, checkpoint_id: str, secret: bytes | None = None
 ) -> AsyncIterator[Checkpoint]:
     """Open a checkpoint for the block, in a store that this process can access.
 
     The checkpoint is not removed meanwhile. `secret` opens an encrypted store; without it only
     unencrypted stores are read. Raises as `open_store` and reading do.
     """
-    store = await in_thread(partial(open_store, place, Access(secret)))
+    store = await in_thread(partial(open_store, location, Access(secret)))
     opened_ = store.read(checkpoint_id)
     try:
         point = await in_thread(opened_.__enter__)
@@ -290,20 +290,20 @@ async def reading(
         store.close()
 
 
-def open_or_create(place: str, access: Access) -> Store:
-    """Open the store at `place`, or create it if it is missing and may be. Blocking.
+def open_or_create(location: str, access: Access) -> Store:
+    """Open the store at `location`, or create it if it is missing and may be. Blocking.
 
     Raises as both do.
     """
     given_up_s = time.monotonic() + MAKING_S
     while True:
         try:
-            return open_store(place, access)
+            return open_store(location, access)
         except NotFoundError:
             if not access.may_be_made:
                 raise
         try:
-            return create_store(place)
+            return create_store(location)
         except (RefusedError, BusyError):  # another process has created it, or is doing so
             if time.monotonic() > given_up_s:
                 raise

@@ -46,13 +46,13 @@ class TakenCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for the caller."""
-        told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
-        told |= {"apart": self.apart, "damaged": self.damaged}
-        told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
-        told["not_ended"] = self.not_ended
+        fields: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
+        fields |= {"apart": self.apart, "damaged": self.damaged}
+        fields |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
+        fields["not_ended"] = self.not_ended
         facts = asdict(self.facts)
         if self.facts.domain is None:
             del facts["domain"]
         else:
             facts["domain"] = self.facts.shown()["domain"]
-        return {"id": self.id, **told, **facts}
+        return {"id": self.id, **fields, **facts}

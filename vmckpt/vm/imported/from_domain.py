@@ -9,8 +9,6 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.sequence.steps import finish
 from vmckpt.units import counted
-from vmckpt.vm.adopted.domain_xml import with_holes
-from vmckpt.vm.adopted.native import native_argv, native_machine
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.create import create_vm, name_lock, new_name
@@ -19,6 +17,8 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.imported.domain_xml import with_holes
+from vmckpt.vm.imported.native import native_argv, native_machine
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import images_dir, lock_path, vm_dir

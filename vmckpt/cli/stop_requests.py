@@ -9,7 +9,7 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class AskedToStopError(BaseException):
+class StopRequestedError(BaseException):
     """One of them has come. No library takes it for its own, as they do with KeyboardInterrupt."""
 
 
@@ -32,4 +32,4 @@ def listen_no_more() -> None:
 
 
 def _raise(_number: int, _frame: FrameType | None) -> None:
-    raise AskedToStopError
+    raise StopRequestedError

@@ -45,7 +45,7 @@ class CheckpointSource(NamedTuple):
     `known` is the digest of what the operator inspected, if this site took it or it is trusted.
     """
 
-    place: str
+    location: str
     checkpoint: str
     secret: bytes | None = None
     known: str = ""
