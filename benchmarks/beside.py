@@ -9,6 +9,7 @@ ratio is that of its medians, new / old, over all turns; below 1 the new commit 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from benchmarks.setting import machine, write_result
 Found = Mapping[str, Any]
 Values = Mapping[str, Sequence[float]]
 SLOWER = 1.03
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
 def _overhead(found: Found) -> Iterator[tuple[str, Sequence[float]]]:
@@ -89,6 +91,14 @@ def commit(checkout: Path) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def compile_bytecode(checkout: Path) -> None:
+    """As an installation has it: where Python may not write it, each start would compile again."""
+    python = checkout / ".venv/bin/python"
+    environment = {key: text for key, text in os.environ.items() if key != NO_BYTECODE}
+    words = [python, "-m", "compileall", "-q", "vmckpt", "benchmarks", "tests"]
+    subprocess.run(words, cwd=checkout, env=environment, check=True)
+
+
 def compared(values: Sequence[Values], others: Sequence[Values]) -> dict[str, dict[str, float]]:
     """By figure: the medians of all values of both, and their ratio."""
     found = {}
@@ -119,6 +129,8 @@ def main() -> None:
     given = parser.parse_args()
     checkouts = {"old": given.old.resolve(), "new": given.new.resolve()}
     commits = {side: commit(path) for side, path in checkouts.items()}
+    for path in checkouts.values():
+        compile_bytecode(path)
     turns: dict[str, dict[str, list[dict[str, list[float]]]]] = {}
     for turn in range(given.turns):
         for name in given.only:

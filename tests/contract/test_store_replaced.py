@@ -28,7 +28,6 @@ from vmckpt.fleet.schedule.checks import require_stores
 from vmckpt.fleet.schedule.record import new_record
 from vmckpt.fleet.schedule.request import ScheduleRequest, When
 from vmckpt.fleet.schedule.run import clock
-from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.store.files.config import NAMES, Config, read_config
 from vmckpt.store.keyring import add_key, remove_key
@@ -235,23 +234,15 @@ def test_a_remembered_location_is_compared_by_all_that_it_was(victim: Victim) ->
         assert require_unchanged(victim.location.location, "it", store.config) == before
 
 
-@dataclass(frozen=True)
-class _At:
-    """A VM, as far as a schedule's stores go."""
-
-    host: Host
-
-
 def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
     victim: Victim, tmp_path: Path
 ) -> None:
     create_store(str(tmp_path / "clear")).close()
-    vm: Any = _At(local_host())
     hourly = ScheduleRequest("web", When.EVERY, "UTC", every_s=3600.0, key_file=victim.key.where)
 
     def require(store: str, *copies: str) -> None:
         record = new_record("web", replace(hourly, store=store, copies=copies), clock())
-        asyncio.run(require_stores(record, vm))
+        asyncio.run(require_stores(record, local_host()))
 
     require(str(victim.path))
     with pytest.raises(RefusedError, match="is not encrypted"):

@@ -275,3 +275,15 @@ def test_what_cannot_be_taken_is_refused_by_name(domain_here: Machines) -> None:
     assert (refused.code, refused.error["what"]) == (4, f"'{GUEST.name}' is paused")
     made.ok("vm", "resume", GUEST.name)
     assert states(made) == {"lab-a": "running"}
+
+
+def test_a_schedule_takes_them(domain_here: Machines) -> None:
+    made = domain_here
+    made.ok("schedule", "add", GUEST.name, "--every", "1h", "--keep-last", "2")
+    try:
+        made.ok("schedule", "run-due")
+        [taken] = made.ok("checkpoint", "list", GUEST.name)["checkpoints"]
+        assert taken["tags"]["schedule"] == GUEST.name
+        nothing_left(made)
+    finally:
+        made.ok("schedule", "rm", GUEST.name)

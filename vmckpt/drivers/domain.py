@@ -188,7 +188,7 @@ def not_for_domains(name: str) -> RefusedError:
     """The error for what vmckpt does only with VMs that it runs."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt forecasts, replicates, forks, groups, guards and schedules only VMs of its own",
+        why="vmckpt forecasts, replicates, forks, groups and guards only VMs of its own",
         remedy="`vmckpt check` says whether it can migrate, `vmckpt dirty-rate` how fast it "
         "dirties its memory; `vmckpt migrate` migrates it without constraints, "
         "controlled by --policy or --timeout",

@@ -418,15 +418,12 @@ def limits(meant: MigrationOptions) -> MigrationLimits:
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
     """The policy for a planned pre-copy that makes no progress: all that is allowed, in steps."""
+    slower, longer_ms = most_throttle_percent or 0, most_downtime_ms or 0
     rules = (
-        PolicyRule(
-            STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0
-        ),
-        PolicyRule(
-            STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=most_downtime_ms or 0
-        ),
+        PolicyRule(STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=slower),
+        PolicyRule(STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=longer_ms),
     )
-    allowed = Policy(rules).within(most_downtime_ms or 0, most_throttle_percent or 0)
+    allowed = Policy(rules).within(longer_ms, slower)
     return allowed if allowed.rules else None
 
 
@@ -465,11 +462,9 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = Fals
 
 def _course(measured: DirtyRate) -> DirtyProfile | None:
     seen = measured.course
-    return (
-        DirtyProfile.seen(seen.ends_s, seen.pages, seen.counts, measured.curve)
-        if seen.ends_s
-        else None
-    )
+    if not seen.ends_s:
+        return None
+    return DirtyProfile.seen(seen.ends_s, seen.pages, seen.counts, measured.curve)
 
 
 def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:

@@ -52,7 +52,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Schedule checkpoints of a VM, with retention."""
-    from vmckpt.cli.found import find_own
+    from vmckpt.cli.found import find
     from vmckpt.fleet.schedule.checks import require_sense, require_stores
     from vmckpt.fleet.schedule.record import add as add_
     from vmckpt.fleet.schedule.record import new_record
@@ -62,7 +62,7 @@ def add(
     request = schedule_request(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
     require_sense(record)
-    run(require_stores(record, run(find_own(vm))))
+    run(require_stores(record, run(find(vm)).host))
     add_(record)
     facts = _facts(record)
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"

@@ -7,7 +7,7 @@ from vmckpt.errors import RefusedError, UsageError
 from vmckpt.fleet.schedule.due import Every
 from vmckpt.fleet.schedule.record import ScheduleRecord
 from vmckpt.fleet.schedule.work import key_of
-from vmckpt.vm.inventory import Vm
+from vmckpt.hosts.host import Host
 
 # The number of calendar times examined for the shortest interval.
 _LOOKED_AT = 60
@@ -43,12 +43,12 @@ def require_sense(record: ScheduleRecord) -> None:
         )
 
 
-async def require_stores(record: ScheduleRecord, vm: Vm) -> None:
+async def require_stores(record: ScheduleRecord, host: Host) -> None:
     """Check that each run will have its stores. Raises RefusedError, NotFoundError: one does not
     exist, is unencrypted although a key is given for it, or needs another key.
     """
     key, given = key_of(record), record.request.store
-    location = parse_location(given, vm.host) if given else own(vm.host)
+    location = parse_location(given, host) if given else own(host)
     await access_to(location, key, to_write=True, named=given is not None)
     for text in record.request.copies:
         location = parse_location(text)

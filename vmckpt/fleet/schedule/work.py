@@ -16,15 +16,15 @@ from vmckpt.checkpoint.catalogue.location import (
 )
 from vmckpt.checkpoint.catalogue.maintain import prune
 from vmckpt.checkpoint.facts import CheckpointFacts
-from vmckpt.checkpoint.operate import create
 from vmckpt.checkpoint.requests import TakeOptions
-from vmckpt.drivers.find import find_own
+from vmckpt.drivers.find import find
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import ClockReading
 from vmckpt.fleet.schedule.learned import VmSample
 from vmckpt.fleet.schedule.record import PendingCheckpoint, ScheduleRecord
 from vmckpt.fleet.schedule.run import Checked, Gone, Point
 from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.identity import host_identity
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
@@ -38,7 +38,7 @@ from vmckpt.store.files.order import owners
 from vmckpt.store.sealing.keys import KeyHolder, KeySource
 from vmckpt.store.store import Store
 from vmckpt.vm.ended import ran_to_the_end
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import lock_path
 
 # Tags of a schedule's checkpoints: its name, when the run was due, and the machine that has the
@@ -84,8 +84,8 @@ class Checkpoints:
         request, held, making = record.request, record.state.claim, record.making
         if held is None or making is None:
             raise ValueError(f"no run of {record.name} is claimed")
-        vm = await find_own(record.vm, self._tell)
-        if not await vm.is_alive():
+        vm = await find(record.vm, self._tell)
+        if not (await vm.inspect()).is_on:
             return None
         location = parse_location(request.store, vm.host) if request.store else own(vm.host)
         begins(location.label, vm.host.name)
@@ -99,15 +99,15 @@ class Checkpoints:
         number = IfTaken.NUMBER.value
         options = TakeOptions(name, tags, TAG, request.max_pause_s, request.kind, making.id, number)
         try:
-            await create(vm, request.store, options, lambda _: None, key_of(record))
+            await vm.checkpoint(request.store, options, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever the error: if the checkpoint exists, all is well.
             with suppress(VmckptError):
-                found = await self.find(replace(record, making=_begun(making, location, vm)))
+                found = await self.find(replace(record, making=_begun(making, location, vm.host)))
                 if found is not None:
                     return found
             raise
-        return await self._taken(record, _begun(making, location, vm))
+        return await self._taken(record, _begun(making, location, vm.host))
 
     async def copy(self, record: ScheduleRecord, point: Point) -> list[str]:
         """See `ScheduleActions`."""
@@ -212,8 +212,8 @@ class Checkpoints:
             return _point(await in_thread(partial(store.manifest, making.id)))
 
 
-def _begun(making: PendingCheckpoint, location: StoreLocation, vm: Vm) -> PendingCheckpoint:
-    return replace(making, place=location.label, host=vm.host.name)
+def _begun(making: PendingCheckpoint, location: StoreLocation, host: Host) -> PendingCheckpoint:
+    return replace(making, place=location.label, host=host.name)
 
 
 async def _this_scheduler() -> str:

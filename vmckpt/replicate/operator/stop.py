@@ -35,12 +35,7 @@ from vmckpt.replicate.operator.sides import (
     until_gone,
     while_there_is,
 )
-from vmckpt.replicate.primary.claim import (
-    ClaimAnswer,
-    ask_about,
-    drop_claim,
-    refused,
-)
+from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, drop_claim, refused
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
