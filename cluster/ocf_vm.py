@@ -65,12 +65,15 @@ ADVICE = {
 class Seen(NamedTuple):
     """The VM on the hosts asked. `is_all`: they would have said if they had another.
 
-    `has_arrived`: on one of them an interrupted migration of it left something.
+    `has_arrived`: on one of them an interrupted migration of it left something; `is_arriving`: one
+    of it to one of them is under way. `silent`: the hosts that do not answer.
     """
 
     vm: dict[str, Any] | None
     is_all: bool
     has_arrived: bool
+    is_arriving: bool
+    silent: list[str]
 
 
 class EndError(Exception):
@@ -155,8 +158,10 @@ def look(*words: str) -> Seen:
         remedy = "remove it where it is outdated: vmckpt vm rm VM --host HOST"
         raise EndError(GENERIC, f"{name} is on several hosts: {on}; {remedy}")
     is_all = not any(one["vm"] in (None, name) for one in found["silent"])
-    has_arrived = any(one["vm"] == name for one in found["arrivals"])
-    return Seen(vms[0] if vms else None, is_all, has_arrived)
+    mine = [one["operation"] for one in found["arrivals"] if one["vm"] == name]
+    has_arrived, is_arriving = None in mine, any(mine)
+    silent = list(found["unanswered"])
+    return Seen(vms[0] if vms else None, is_all, has_arrived, is_arriving, silent)
 
 
 def look_here() -> Seen:
@@ -177,9 +182,11 @@ def can_say(seen: Seen) -> bool:
     return not begins and seen.vm["state"] != "unreachable"
 
 
-def settle() -> None:
-    """End what was interrupted, as by the loss of a node, whatever comes of it."""
-    vmckpt("vm", "show", setting("vm"), within_s=max(1.0, min(SETTLE_S, time_left_s() / 3)))
+def settle() -> bool:
+    """End what was interrupted, as by the loss of a node; whether it is known how it ended."""
+    within_s = max(1.0, min(SETTLE_S, time_left_s() / 3))
+    code, _ = vmckpt("vm", "show", setting("vm"), within_s=within_s)
+    return code not in (BUSY, UNKNOWN)
 
 
 def state_here() -> int:
@@ -205,12 +212,13 @@ def start() -> int:
     name, here = setting("vm"), setting("host")
     if state_here() == SUCCESS:
         return SUCCESS
-    vm, all_answered, has_arrived = look()
-    if vm is None and has_arrived:
+    seen = look()
+    if seen.vm is None and seen.has_arrived:
         settle()
-        vm, all_answered, _ = look()
+        seen = look()
+    vm = seen.vm
     if vm is None:
-        create(all_answered=all_answered)
+        create(seen)
     elif vm["host"] == here:
         require(GENERIC, "vm", "start", name)
     elif vm["state"] not in OFF:
@@ -221,22 +229,56 @@ def start() -> int:
     return wait_until(lambda: state_here() == SUCCESS, "it does not run after its start")
 
 
-def create(*, all_answered: bool) -> None:
+def create(seen: Seen) -> None:
     """Have it here although no host that answers has it."""
     if setting("spec"):
         # The cluster has fenced the node that does not answer, or the VM does not run there.
-        words = () if all_answered else ("--silent-hosts-are-off",)
+        if strangers := sorted(set(seen.silent) - fenced_by_cluster()):
+            why = (
+                f"{', '.join(strangers)} does not answer, and is no node: {setting('vm')} may run "
+            )
+            raise EndError(GENERIC, f"{why}there, since the cluster cannot have fenced it")
+        words = () if seen.is_all else ("--silent-hosts-are-off",)
         require(GENERIC, "vm", "run", setting("spec"), "--host", setting("host"), *words)
-    elif all_answered:
+    elif seen.is_all:
         raise EndError(INSTALLED, f"there is no VM '{setting('vm')}' on any host")
     else:
         why = f"a host that may have '{setting('vm')}' does not answer, and spec is not set"
         raise EndError(GENERIC, why)
 
 
+def fenced_by_cluster() -> set[str]:
+    """The hosts that are nodes of the cluster, by whatever state: it fences no others."""
+    try:
+        done = subprocess.run(
+            ["crm_node", "-l"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    except OSError:
+        return set()
+    # Each line: an id, the node's name, and its state.
+    return {
+        host_of(words[1]) for line in done.stdout.splitlines() if len(words := line.split()) > 1
+    }
+
+
+def await_arrival() -> bool:
+    """Wait until no migration brings it here, and end one that was cut off; whether one was."""
+    seen, was_there = look_here(), False
+    while seen.is_arriving:
+        if time_left_s() < POLL_S:
+            raise EndError(GENERIC, f"a migration of {setting('vm')} to here is under way")
+        time.sleep(POLL_S)
+        seen, was_there = look_here(), True
+    if seen.has_arrived and not settle():
+        why = f"{setting('vm')} may run here: its migration to here was interrupted"
+        raise EndError(GENERIC, why)
+    return was_there or seen.has_arrived
+
+
 def stop() -> int:
     """Shut it down; end it if it does not shut down in time. It must not run here afterwards."""
-    if state_here() == NOT_RUNNING:
+    if state_here() == NOT_RUNNING and (not await_arrival() or state_here() == NOT_RUNNING):
         return SUCCESS
     name, here = setting("vm"), ("--host", setting("host"))
     limit = ("--timeout", f"{max(1.0, time_left_s() / 2 - FORCE_S / 2):.0f}s")

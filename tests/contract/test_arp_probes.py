@@ -70,7 +70,19 @@ def test_an_address_that_answers_is_heard_and_its_silence_measured(far: tuple[st
 
 def test_where_nobody_answers_nothing_is_heard(far: tuple[str, str]) -> None:
     near, _ = far
-    assert seen(near, 0.1, "52:54:00:77:00:08")[0] == 0
+    with pytest.raises(TimeoutError, match="does not answer"):
+        seen(near, 0.1, "52:54:00:77:00:08")
+
+
+def test_one_that_leaves_the_network_is_not_a_silence(far: tuple[str, str]) -> None:
+    """As a guest behind libvirt's NAT, whose network is another one on each host."""
+    near, namespace = far
+    goes = threading.Timer(0.2, ip, ["addr", "del", f"{ADDRESS}/24", "dev", "eth0"],
+                           {"namespace": namespace})  # fmt: skip
+    goes.start()
+    with pytest.raises(TimeoutError, match="does not answer"):
+        seen(near, 0.4)
+    goes.join()
 
 
 def test_an_interface_that_is_not_there_is_an_error() -> None:

@@ -19,13 +19,14 @@ from vmckpt.checkpoint.restore.making import proof_of
 from vmckpt.errors import BusyError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import DomainState, PausedReason
+from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.paths import IN_MEMORY
 
 pytestmark = pytest.mark.contract
+RESTORED = RunningReason.RESTORED
 UUID, ID = "11111111-1111-1111-1111-111111111111", "abcd0123"
 XML = "<domain type='qemu'><name>web</name><os><type machine='q35'>hvm</type></os></domain>"
 OLD, NEW, OF_ANOTHER = "the old one", "the new one", "of another"
@@ -91,7 +92,7 @@ def test_what_took_the_name_of_a_new_image_stays(tmp_path: Path) -> None:
 
 def test_a_new_domain_that_runs_is_finished(tmp_path: Path) -> None:
     work = Restore(tmp_path, Phase.MAKING, replaces=False)
-    session = work.settle(DomainState.RUNNING, job=DomainJob(False), define=None)
+    session = work.settle(DomainState.RUNNING, RESTORED, job=DomainJob(False), define=None)
     assert session.told == [("define", "<definition/>")]
     assert work.image.read_text() == NEW
     work.nothing_left()
@@ -120,9 +121,52 @@ def test_the_old_guest_that_was_saved_continues_with_its_disks(
 
 def test_the_new_guest_that_runs_stays(tmp_path: Path) -> None:
     work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
-    session = work.settle(DomainState.RUNNING, job=DomainJob(False), define=None)
+    session = work.settle(DomainState.RUNNING, RESTORED, job=DomainJob(False), define=None)
     assert session.told == [("define", "<definition/>")]
     assert work.image.read_text() == NEW
+    work.nothing_left()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_new_guest_that_ran_and_has_ended_since_keeps_its_disks(
+    tmp_path: Path, *, replaces: bool
+) -> None:
+    """Its restore could not finish; days later it was shut down."""
+    work = Restore(tmp_path, Phase.RUNNING, replaces=replaces)
+    if replaces:
+        work.pending.put_in_place()
+    session = work.settle(DomainState.SHUTOFF, define=None)
+    assert session.told == [("define", "<definition/>")]
+    assert work.image.read_text() == NEW
+    work.nothing_left()
+
+
+def test_a_domain_that_was_booted_between_two_images_keeps_both(tmp_path: Path) -> None:
+    """After a power cut, by its autostart: it may have old disks, new ones, or one of each."""
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+    with pytest.raises(OperationFailedError, match="its restore did not start it"):
+        work.settle(DomainState.RUNNING, job=DomainJob(False))
+    [(image, _, old)] = work.pending.proofs()
+    assert (image.read_text(), old.read_text()) == (NEW, OLD)
+    assert old_of(work.host, work.pending).exists()
+    assert domain_dir(work.host, UUID).restoring.exists()
+
+
+def test_an_old_guest_that_ended_before_it_was_saved_stays_off(tmp_path: Path) -> None:
+    work = Restore(tmp_path, Phase.SAVING, replaces=True)
+    old_of(work.host, work.pending).unlink()
+    assert work.settle(DomainState.SHUTOFF).told == []
+    assert work.image.read_text() == OLD
+    work.nothing_left()
+
+
+def test_an_image_that_was_not_replaced_yet_has_one_name_again(tmp_path: Path) -> None:
+    """Cut off between the link and the rename: both names are of one file."""
+    work = Restore(tmp_path, Phase.SAVING, replaces=True)
+    [(image, _, old)] = work.pending.proofs()
+    old.hardlink_to(image)
+    work.settle(DomainState.SHUTOFF, restore=None)
+    assert work.image.read_text() == OLD
     work.nothing_left()
 
 

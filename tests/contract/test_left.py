@@ -462,7 +462,7 @@ def test_what_may_have_arrived_on_a_host_is_said(tmp_path: Path) -> None:
         await world.cut_off(JOURNAL)
         assert await arrivals() == [Arrival("b", "web")]
         async with world.b.lock(lock, owner("migrate to b")):
-            assert await arrivals() == []  # it is on its way
+            assert await arrivals() == [Arrival("b", "web", "migrate to b")]  # it is on its way
         await make_home(world.b, "qb")
         assert await arrivals() == []
         await world.b.remove(directory.current)

@@ -782,7 +782,7 @@ def test_what_is_known_of_a_lost_replica_moves_with_the_vm(hosts: Hosts, tmp_pat
     vm = home(hosts[0], "old")
     vm.directory.gone_replica.write_text("b/1")
     third = LocalHost("c", tmp_path / "c", "127.0.0.1")
-    pair: Any = SimpleNamespace(target=SimpleNamespace(host=third))
+    pair: Any = SimpleNamespace(destination=SimpleNamespace(host=third))
     there = vm_dir(third.state_dir, "web")
     there.path.mkdir(parents=True)
     asyncio.run(write_down(vm, pair))

@@ -46,14 +46,17 @@ def listed(
     *states: str,
     silent: Sequence[str | None] = (),
     arrived: bool = False,
+    arriving: bool = False,
     operation: str | None = None,
+    unanswered: Sequence[str] = (),
 ) -> Answer:
     """`vm list`: the VM on node1, node2, ...; `silent`: which VMs, or hosts, are not readable."""
     vms = [{"name": "web", "host": f"node{number}", "state": state, "operation": operation}
            for number, state in enumerate(states, 1) if state]  # fmt: skip
     errors = [{"what": "damaged", "why": "-", "remedy": "-", "vm": vm} for vm in silent]
-    arrivals = [{"vm": "web", "host": "node1"}] if arrived else []
-    return 0, {"vms": vms, "silent": errors, "arrivals": arrivals}
+    held = [None] * arrived + ["migrate to node1"] * arriving
+    arrivals = [{"vm": "web", "host": "node1", "operation": one} for one in held]
+    return 0, {"vms": vms, "silent": errors, "unanswered": unanswered, "arrivals": arrivals}
 
 
 def error(code: int, kind: str) -> Answer:
@@ -96,8 +99,11 @@ class Node:
 def node(tmp_path: Path) -> Node:
     command = tmp_path / "vmckpt"
     command.write_text(COMMAND)
-    command.chmod(0o755)
-    assert shutil.which("vmckpt", path=str(tmp_path))
+    members = tmp_path / "crm_node"
+    members.write_text("#!/bin/sh\nprintf '1 node1 member\\n2 node2 lost\\n'\n")
+    for program in (command, members):
+        program.chmod(0o755)
+        assert shutil.which(program.name, path=str(tmp_path))
     return Node(tmp_path)
 
 
@@ -164,11 +170,48 @@ def test_after_its_node_is_fenced_it_is_created(
     spec = tmp_path / "web.toml"
     spec.write_text("")
     answers: Answers = {
-        "vm list": [listed(), listed(silent=silent), listed("running")],
+        "vm list": [
+            listed(),
+            listed(silent=silent, unanswered=["h2"] if silent else []),
+            listed("running"),
+        ],
         "vm run": [(0, {})],
     }
-    assert node.does("start", answers, spec=str(spec)) == SUCCESS
+    given = {"spec": str(spec), "hosts": "node2=h2"}
+    assert node.does("start", answers, **given) == SUCCESS
     assert node.called("vm run") == [f"vm run {spec} --host node1{words}"]
+
+
+def test_a_silent_host_that_is_no_node_may_run_it(node: Node, tmp_path: Path) -> None:
+    """The operator had moved it there; the cluster fences only its nodes. It ran twice."""
+    spec = tmp_path / "web.toml"
+    spec.write_text("")
+    answers: Answers = {"vm list": [listed(), listed(silent=[None], unanswered=["backup"])]}
+    assert node.does("start", answers, spec=str(spec)) == GENERIC
+    assert node.called("vm run") == []
+
+
+def test_it_is_not_called_stopped_while_a_migration_brings_it_here(node: Node) -> None:
+    """Its source has lost power; the lock of the migration is held here for a while."""
+    answers: Answers = {
+        "vm list": [
+            listed(arriving=True), listed(arriving=True), listed(arrived=True), listed("running"),
+            listed("stopped"),
+        ],
+        "vm show": [(0, {})],
+        "vm stop": [(0, {})],
+    }  # fmt: skip
+    assert node.does("stop", answers) == SUCCESS
+    assert len(node.called("vm stop")) == 1
+    answers = {"vm list": [listed(arriving=True)]}
+    assert node.does("stop", answers, CRM_meta_timeout="3000") == GENERIC
+
+
+def test_it_is_not_called_stopped_while_it_is_not_known_how_its_migration_ended(
+    node: Node,
+) -> None:
+    answers: Answers = {"vm list": [listed(arrived=True)], "vm show": [error(9, "unknown")]}
+    assert node.does("stop", answers) == GENERIC
 
 
 def test_a_guest_that_arrived_as_its_source_died_is_stopped(node: Node) -> None:
@@ -229,4 +272,4 @@ def test_it_reads_what_vmckpt_says(node: Node, tmp_path: Path) -> None:
     )
     said = json.loads(done.stdout)
     assert [one["vm"] for one in said["silent"]] == ["db"]
-    assert said["arrivals"] == [{"host": "local", "vm": "web"}]
+    assert said["arrivals"] == [{"host": "local", "vm": "web", "operation": None}]

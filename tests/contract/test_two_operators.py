@@ -23,9 +23,9 @@ from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.vm import create, lifecycle
 from vmckpt.vm.adopted import adopt as adopting
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.create import run_vm
-from vmckpt.vm.inventory import homes
-from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.create import redefine_vm, run_vm
+from vmckpt.vm.inventory import homes, read_vm
+from vmckpt.vm.lifecycle import owner, set_autostart
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -266,3 +266,16 @@ def test_a_name_that_is_taken_while_a_qemu_is_adopted_is_not_given_to_it(
     assert not directory.path.exists()
     asyncio.run(adopt())
     assert site.homes() == ["a"]
+
+
+def test_a_spec_that_was_changed_meanwhile_is_not_overwritten(site: Site) -> None:
+    """An editor was open while another command changed it."""
+    site.run()
+    vm = asyncio.run(read_vm(site.a, "web"))
+    assert vm is not None
+    asyncio.run(set_autostart(vm, on=True))
+    with pytest.raises(BusyError, match="was changed meanwhile"):
+        asyncio.run(redefine_vm(vm, vm.spec))
+    now = asyncio.run(read_vm(site.a, "web"))
+    assert now is not None
+    assert now.spec.autostart

@@ -89,7 +89,7 @@ async def main():
     print("go", flush=True)
     state_dir, program, packages = map(Path, sys.argv[2:])
     if sys.argv[1] == "up":
-        await lab.up(state_dir, hosts=2, qemus=[program], look=MachineKit(packages))
+        await lab.up(state_dir, hosts=2, qemus=[program], kit=MachineKit(packages))
     else:
         await lab.down(state_dir)
 asyncio.run(main())

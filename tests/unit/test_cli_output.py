@@ -134,7 +134,7 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_empty_lists_are_lists(state: Path) -> None:
-    nothing: Any = {"vms": [], "silent": [], "arrivals": []}
+    nothing: Any = {"vms": [], "silent": [], "unanswered": [], "arrivals": []}
     assert json.loads(command("vm", "list", "--json")) == nothing
     assert json.loads(command("runs", "list", "--json")) == {"runs": []}
     hosts: Any = json.loads(command("host", "list", "--json"))["hosts"]

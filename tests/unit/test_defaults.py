@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from vmckpt.cli.main import COMMANDS, NOUNS, command_line
+from vmckpt.cli.main import COMMANDS, NOUNS, command_line, main
 from vmckpt.cli.tree import defaults
 from vmckpt.errors import UsageError
 from vmckpt.state import config_files
@@ -120,3 +120,19 @@ def test_a_list_in_a_variable_that_is_malformed_is_refused(
     monkeypatch.setenv("VMCKPT_CHECKPOINT_CREATE_TAG", "why=it's")
     with pytest.raises(UsageError, match=r"\$VMCKPT_CHECKPOINT_CREATE_TAG cannot be used"):
         given("checkpoint")
+
+
+@pytest.mark.parametrize(
+    "words", [("checkpoint", "list"), ("checkpoint", "list", "--help"), ("--help",)]
+)
+def test_a_default_of_one_command_stands_in_the_way_of_no_other(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    write("user", '[checkpoint.create]\nname = "nightly"\n[vm.stop]\ntimeout = "5s"\n')
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("sys.argv", ["vmckpt", *words])
+    assert main() == 0, capsys.readouterr().err

@@ -130,3 +130,20 @@ def test_contradictions_are_refused() -> None:
         plan_itself(facts(disks=(replace(first, path="/etc/passwd"), *rest)))
     with pytest.raises(NotFoundError, match="vda"):
         plan_itself(facts(disks=(replace(first, area=None), *rest)))
+
+
+def test_a_copy_shares_no_disk_that_the_original_has_from_its_next_start_on() -> None:
+    later = """<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>
+<source file='/i/more.qcow2'/><target dev='vdc' bus='virtio'/></disk></devices>"""
+    domain = DomainFacts(UUID, XML, XML.replace("</devices>", later))
+    with pytest.raises(RefusedError) as refused:
+        plan_copy(facts(domain=domain), "web-2", keep_macs=False, plugged=False)
+    assert "had disk vdc (/i/more.qcow2) from its next start on" in refused.value.why
+
+
+def test_a_nic_that_the_original_has_from_its_next_start_on_gets_an_address_of_its_own() -> None:
+    later = "<interface type='bridge'><mac address='52:54:00:00:00:02'/></interface></devices>"
+    domain = DomainFacts(UUID, XML, XML.replace("</devices>", later))
+    plan = plan_copy(facts(domain=domain), "web-2", keep_macs=False, plugged=False)
+    macs = parts_of(plan.definition).macs
+    assert len(set(macs) | {"52:54:00:00:00:01", "52:54:00:00:00:02"}) == 4

@@ -198,12 +198,15 @@ def main(*, with_defaults: bool = True) -> int:
         _require_text(sys.argv[1:])
         words = renamed(sys.argv[1:])
         partial = _to_complete()
+        has_defaults = with_defaults and words[:1] != [] and words[0] in (*COMMANDS, *NOUNS)
+        has_defaults = has_defaults and are_there(words[0])
         if partial is not None:
             app = command_line(partial, to_complete=True)
         elif {*COMMANDS, *NOUNS, *HIDDEN}.isdisjoint(words):
             app = _outline()
         else:
-            app = command_line(words)
+            # A file of defaults may name every command of a noun.
+            app = command_line(words[:1] if has_defaults else words)
         # `get_group` would be without completion.
         command = cast("click.Group", typer.main.get_command(app))
         if partial is not None:
@@ -214,9 +217,7 @@ def main(*, with_defaults: bool = True) -> int:
             from vmckpt.cli.tree.examples import add_examples
 
             add_examples(command)
-        found = None
-        if with_defaults and words and words[0] not in HIDDEN and are_there(words[0]):
-            found = default_map(command, (*COMMANDS, *NOUNS))
+        found = default_map(command, (*COMMANDS, *NOUNS)) if has_defaults else None
         code = command(words, "vmckpt", standalone_mode=False, default_map=found)
     except Exception as exc:  # noqa: BLE001 - any error is reported
         code = report(exc)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.find import find_own
 from vmckpt.errors import VmckptError
+from vmckpt.hosts.inventory.drained import is_closed
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.vm.inventory import inspect_all
 
@@ -27,8 +28,9 @@ async def autostart(tell: Callable[[str], None], *, retry_s: float = 0.0) -> lis
     Those that cannot be started yet are tried again for `retry_s`: when several hosts boot, an
     arbiter may not answer yet, or storage is missing. A VM whose files cannot be read counts as
     one. One that turns out to be on another host, which took it over or got it by a migration, is
-    that host's to start. `tell` receives a sentence about each interrupted operation that was ended
-    first. Raises what keeps this machine's VMs from being listed.
+    that host's to start; a host that is drained meanwhile starts no more. `tell` receives a
+    sentence about each interrupted operation that was ended first. Raises what keeps this machine's
+    VMs from being listed.
     """
     until_s = time.monotonic() + retry_s
     inspected = await inspect_all([local_host()])
@@ -39,6 +41,8 @@ async def autostart(tell: Callable[[str], None], *, retry_s: float = 0.0) -> lis
     done = {name: await _started(name, tell) for name in wanted}
     while time.monotonic() < until_s and (failed := _failed(done)):
         await asyncio.sleep(RETRY_S)
+        if await is_closed(local_host()):
+            continue  # it was drained meanwhile
         done |= {name: await _started(name, tell) for name in failed}
     unread = [Autostarted(one.vm, one.error) for one in inspected.unread]
     return [*unread, *[one for one in done.values() if one is not None]]

@@ -19,13 +19,14 @@ class Unread(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A VM that is not at home on a host, where an interrupted migration to it left something.
+    """A VM that is not at home on a host, where a migration to it made something.
 
-    Its guest may run there.
+    If that was interrupted (no `operation` holds the VM there), its guest may run there.
     """
 
     host: str
     vm: str
+    operation: str | None = None
 
 
 class Answers(NamedTuple, Generic[T]):

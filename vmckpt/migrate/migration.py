@@ -129,8 +129,6 @@ class Migration:
             status = await commands.query_status(await self._pair.source.monitor())
             self._pair = self._pair._replace(was_running=status.running)
             self._journal = replace(self._journal, was_running=status.running)
-            if status.running:
-                self._downtime.begin(self._vm.spec.heartbeat_id, begin_for(self._vm, self._run))
             await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         except VmckptError as exc:
             self._downtime.cancel()
@@ -272,6 +270,8 @@ class Migration:
         from vmckpt.migrate.steps.transfer import Transfer, TransferEnding
 
         source = await self._pair.source.monitor()
+        if self._pair.was_running:
+            self._downtime.begin(self._vm.spec.heartbeat_id, begin_for(self._vm, self._run))
         self._transfer_began_s = time.monotonic()
         try:
             port = await listen(await self._pair.destination.monitor(), self._destination_host)

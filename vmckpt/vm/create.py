@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from vmckpt.errors import (
+    BusyError,
     OperationFailedError,
     RefusedError,
     UsageError,
@@ -100,10 +101,11 @@ async def create_vm(
 
 
 async def redefine_vm(vm: Vm, spec: Spec) -> Vm:
-    """Give a VM that is off another spec, which counts from its next start.
+    """Give a VM that is off, and was found as `vm`, another spec, which counts from its next start.
 
     Its QEMU is started and ended before the guest runs, as by `create_vm`; on an error everything
-    is as before. Raises RefusedError if the VM runs, or its name would change.
+    is as before. Raises RefusedError if the VM runs, or its name would change; BusyError if its
+    spec was changed meanwhile.
     """
     if spec.name != vm.name:
         raise RefusedError(
@@ -118,6 +120,12 @@ async def redefine_vm(vm: Vm, spec: Spec) -> Vm:
                 why="a spec counts from the start of its QEMU",
                 remedy=f"stop it first: vmckpt vm stop {now.name}",
             )
+        if now.spec.text != vm.spec.text:
+            raise BusyError(
+                f"the spec of '{now.name}' was changed meanwhile",
+                why="by another command, whose change would be lost",
+                remedy=f"edit it again: vmckpt vm edit {now.name}",
+            )
         created: list[Path] = []
         try:
             await _create_disks(now.host, spec, created)
@@ -126,9 +134,14 @@ async def redefine_vm(vm: Vm, spec: Spec) -> Vm:
             edited = await boot(spec, now.host, platform, starts=False)
             await now.host.write_text(now.directory.spec, spec.text)
         except BaseException:
-            await finish(_remove_images(now.host, now.name, created))
+            await finish(_as_before(now, created))
             raise
         return edited
+
+
+async def _as_before(vm: Vm, created: Iterable[Path]) -> None:
+    await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
+    await _remove_images(vm.host, vm.name, created)
 
 
 def kept_platform(old_spec: Spec, old: Platform, spec: Spec, offered: Platform) -> Platform:

@@ -232,8 +232,8 @@ async def inspect(vm: Vm) -> VmStatus:
 async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     """The state of every VM of `hosts`, queried concurrently, and the hosts that do not answer.
 
-    A VM with damaged files is listed among the silent, and hides no other. One that may have
-    arrived on a host by an interrupted migration is listed among the arrivals.
+    A VM with damaged files is listed among the silent, and hides no other. One that a migration
+    brings to a host, or that may have arrived by one that was interrupted, is among the arrivals.
     """
     unread, arrivals = list[Unread](), list[Arrival]()
 
@@ -241,8 +241,7 @@ async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
         try:
             if (vm := await read_vm(host, name)) is not None:
                 return await inspect(vm)
-            if await _is_cut_off_there(host, name):
-                arrivals.append(Arrival(host.name, name))
+            arrivals.extend(await _arriving(host, name))
             return None
         except (UsageError, StorageError) as exc:
             unread.append(Unread(host.name, name, exc))
@@ -258,13 +257,16 @@ async def inspect_all(hosts: Iterable[Host]) -> Answers[VmStatus]:
     return Answers(given, silent, answers.unanswered, tuple(unread), tuple(arrivals))
 
 
-async def _is_cut_off_there(host: Host, name: str) -> bool:
-    """Whether there is something of an interrupted migration of a VM that is not at home there."""
+async def _arriving(host: Host, name: str) -> list[Arrival]:
+    """A VM that is not at home on a host, and of whose migration something is there."""
     mine, lock = vm_dir(host.state_dir, name), lock_path(host.state_dir, name)
-    if not await host.exists(mine.journal) or await host.lock_owner(lock):
-        return False
+    if not await host.exists(mine.journal):
+        return []
+    owner = await host.lock_owner(lock)
     # It may have ended before its lock was seen free.
-    return await host.exists(mine.journal) and not await host.exists(mine.current)
+    if not await host.exists(mine.journal) or await host.exists(mine.current):
+        return []
+    return [Arrival(host.name, name, owner.action if owner else None)]
 
 
 async def is_worked_on(name: str) -> bool:

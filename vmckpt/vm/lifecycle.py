@@ -306,14 +306,15 @@ async def boot(
     try:
         await plug_taps(host, spec, files)
         await plug(host, files, monitor, spec.passthrough)
+        if not starts:
+            # First: what vm.json names is resumed by the next start if it lives.
+            await end_qemu(host, spec.ram_dir, files)
         await host.write_text(directory.current, qemu.to_json())
         if is_new:
             # Another operator, with a separate state directory, may assign it at the same time.
             await require_unused([spec.name], host, all_hosts())
         if starts:
             await commands.cont(monitor)
-        else:
-            await end_qemu(host, spec.ram_dir, files)
     except BaseException:
         await finish(_take_back(spec, host, files, directory.current, before))
         raise

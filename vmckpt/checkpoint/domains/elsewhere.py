@@ -13,11 +13,12 @@ async def host_of_domain(uuid: str, taken_on: str) -> Host:
     """
     found = await all_domains(all_hosts())
     here = _of(uuid, found.given)
-    if (domain := choose(here)) is not None:
+    domain = choose(here)
+    if domain is not None and (domain.runs or not found.silent):
         return domain.host
     if found.silent:
         raise HostDownError(
-            "the domain is on none of the hosts whose libvirtd answers, and would run twice if "
+            "the domain runs on none of the hosts whose libvirtd answers, and would run twice if "
             "another runs it",
             why="; ".join(f"{error.what}: {error.why}" for error in found.silent),
             remedy="if it no longer runs there, name the host to restore it on: --host",

@@ -74,6 +74,16 @@ def plan_copy(
         return folder / f"{name}-{number}.{kind}"
 
     disks = _disks(facts, domain, beside)
+    known = {part.target for part in parts_of(domain.xml).disks}
+    later = parts_of(domain.definition).disks if domain.definition else ()
+    for part in later:
+        if part.target not in known and not part.read_only:
+            raise RefusedError(
+                f"the checkpoint cannot become '{name}'",
+                why=f"the original had disk {part.target} ({part.path}) from its next start on: a "
+                "copy would share it, since the checkpoint has no content for it",
+                remedy="take another checkpoint when the domain has that disk, or has lost it",
+            )
     texts = [as_copy(text, new) if text else "" for text in (domain.xml, domain.definition)]
     return _planned(name, new.uuid, texts, disks)
 

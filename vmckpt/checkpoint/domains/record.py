@@ -20,6 +20,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.state.durable import rename_durably, sync_directory
+from vmckpt.vm.domains.flags import DomainState, RunningReason
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.running import domain_dir
@@ -31,11 +32,16 @@ _OLD = ".vmckpt-old-"
 
 
 class Phase(StrEnum):
-    """How far a restore is. SAVING: libvirt saves the old guest; SWITCHING: it has."""
+    """How far a restore is.
+
+    SAVING: libvirt saves the old guest; SWITCHING: it has; RUNNING: it has started the new one,
+    whatever became of that since.
+    """
 
     MAKING = "making"
     SAVING = "saving"
     SWITCHING = "switching"
+    RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class PendingDomain:
         for path, _, old in self.proofs():
             if old.exists():
                 rename_durably(old, path.name)
+                old.unlink(missing_ok=True)  # both were still the same file, which rename leaves
 
 
 _SCHEMA = Schema(
@@ -143,10 +150,30 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
             remedy="wait until that has ended, and try again",
         )
     is_new = not pending.replaces or pending.phase is Phase.SWITCHING
-    if is_active and is_new:
+    if pending.phase is Phase.RUNNING or (domain and is_new and _was_restored(domain)):
         await finished(host, pending, session)
+    elif is_active and is_new:
+        raise _started_otherwise(host, pending)
     else:
         await undone(host, pending, session)
+
+
+def _was_restored(domain: Domain) -> bool:
+    """Whether it runs since libvirt restored it."""
+    seen = domain.seen
+    return seen.state is DomainState.RUNNING and seen.reason == RunningReason.RESTORED
+
+
+def _started_otherwise(host: Host, pending: PendingDomain) -> OperationFailedError:
+    """It was booted, say, while its images were being replaced: which ones it has is not known."""
+    record = domain_dir(host, pending.uuid).restoring
+    kept = ", ".join(str(old) for _, _, old in pending.proofs())
+    return OperationFailedError(
+        f"'{pending.name}' runs, and its restore did not start it",
+        why="a restore of it was interrupted; something else has started it since",
+        remedy=f"see on {host.name} whether it has the right disks; its former ones are {kept}, "
+        f"its former memory {old_of(host, pending)}. If all is right, remove them and {record}",
+    )
 
 
 async def _found(session: Libvirtd, host: Host, uuid: str) -> Domain | None:
@@ -173,7 +200,9 @@ async def undone(host: Host, pending: PendingDomain, session: Libvirtd) -> None:
         await in_thread(partial(pending.put_back))
         old = old_of(host, pending)
         domain = await _found(session, host, pending.uuid)
-        if pending.was_active and (domain is None or not domain.is_active):
+        is_off = domain is None or not domain.is_active
+        # A guest that powered off before it was saved has left no file.
+        if pending.was_active and is_off and await host.exists(old):
             try:
                 await session.restore(old)
             except VmckptError as exc:

@@ -50,7 +50,7 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.domains.inventory import Domain, as_domain
+from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.parts import parts_of
 from vmckpt.vm.domains.running import domain_dir
@@ -193,7 +193,7 @@ class _DomainRestoring:
             ready_s = time.monotonic()
             if self._old is not None:
                 await self._switch(pending)
-            await to_the_end(self._session.restore(image))
+            await to_the_end(self._started(image, pending))
             ran_s = time.monotonic()
         # Left by `_settle`: the domain runs, so that the restore is finished.
         warnings = [NO_AGENT]
@@ -284,8 +284,25 @@ class _DomainRestoring:
         with storage_errors(f"write {image}"), image.open("xb") as file:
             write_save_image(file, self._plan.xml, self._point, self._facts)
 
+    async def _started(self, image: Path, pending: PendingDomain) -> None:
+        await self._session.restore(image)
+        await write_down(self._host, pending.at(Phase.RUNNING))
+
     async def _switch(self, pending: PendingDomain) -> None:
-        """Save the old guest, and give the images their new content."""
+        """Save the old guest, and give the images their new content.
+
+        Writing them took minutes: raises BusyError if the domain was started or ended meanwhile.
+        """
+        if self._old is not None:
+            self._old = await seen_again(self._old, self._session)
+            await self._require_same()
+            if self._old.is_active != pending.was_active:
+                what = "started" if self._old.is_active else "ended"
+                raise BusyError(
+                    f"'{pending.name}' was {what} meanwhile",
+                    why="while its new images were written",
+                    remedy="try again",
+                )
         await write_down(self._host, pending.at(Phase.SAVING))
         if pending.was_active:
             await to_the_end(self._session.save(pending.uuid, old_of(self._host, pending)))

@@ -269,7 +269,8 @@ class _Work:
 
         One that cannot be ended stays. Returns whether there are any.
         """
-        coming = [one.vm for one in arrivals if one.host == self._host.name]
+        here = (one for one in arrivals if one.host == self._host.name)
+        coming = [one.vm for one in here if one.operation is None]
         for vm in coming:
             try:
                 await self._tools.find(vm, self._say)

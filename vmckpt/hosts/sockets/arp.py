@@ -3,6 +3,7 @@
 Frames by RFC 826 and 5227. `Echoes` is arithmetic; `watch` needs CAP_NET_RAW.
 """
 
+import errno
 import math
 import select
 import socket
@@ -104,9 +105,10 @@ def answers(frame: bytes, mine: bytes, theirs: bytes, address: IPv4Address) -> b
 def watch(
     interface: str, theirs: bytes, address: IPv4Address, go_on: Callable[[], bool]
 ) -> EchoFigures:
-    """Probe until `go_on` is false and one answer came after that. Raises OSError.
+    """Probe until `go_on` is false and one answer came after that.
 
-    `go_on` is called after each probe.
+    `go_on` is called after each probe. Raises OSError, also if the guest does not answer then: it
+    has left this network, or never was on it.
     """
     with _opened(interface) as sock:
         mine: bytes = sock.getsockname()[4]
@@ -122,7 +124,10 @@ def watch(
                         if answers(frame, mine, theirs, address):
                             echoes.heard(at_ns)
             if enough == math.inf and not go_on():
-                until_s, enough = time.monotonic() + LAST_S, echoes.received + 1
+                patience_s = LAST_S if echoes.received else 0.0
+                until_s, enough = time.monotonic() + patience_s, echoes.received + 1
+        if echoes.received < enough:
+            raise TimeoutError(errno.ETIMEDOUT, "the guest does not answer on its source's network")
         return echoes.figures(time.clock_gettime_ns(time.CLOCK_REALTIME))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from vmckpt.codec import convert
 from vmckpt.deadlines import poll
-from vmckpt.errors import VmckptError
+from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
@@ -58,9 +58,9 @@ class Echo:
     out: Path
 
     async def end(self) -> Silence | None:
-        """End it; the guest's silence since it began, None if the guest never answered.
+        """End it; the guest's silence since it began, None if the probe has ended by itself.
 
-        Raises HostDownError, MalformedError.
+        Raises HostDownError, MalformedError, OperationFailedError: it saw nothing of the guest.
         """
         await self.host.interrupt(self.process)
         text = await poll(
@@ -70,9 +70,13 @@ class Echo:
             within_s=LAST_S + 2.0,
         )
         await self.host.remove(self.out)
-        reply = convert(_ProbeOutput, parse(text)) if text else _ProbeOutput()
-        if not reply.received:
+        if not text:
             return None
+        reply = convert(_ProbeOutput, parse(text))
+        if reply.why:
+            raise OperationFailedError(
+                f"nothing was seen of it from {self.host.name}", why=reply.why, remedy="none"
+            )
         return Silence(reply.received, reply.lost, reply.longest_gap_ms, reply.silent_ms, 0)
 
 

@@ -34,8 +34,9 @@ _PASSED_THROUGH = {
     "virtio-gpu-rutabaga": "it draws on the host's GPU",
     "virtio-input-host": "it is an input device of the host",
 }
-# Machine types up to 3.1: QEMU would call such memory by its path, and migrates by name.
-_NAMES_BY_PATH = re.compile(r"-[0-3]\.\d+(\.\d+)?$")
+# Machine types up to 3.1, and Red Hat's of that age: QEMU would call such memory by its path, and
+# migrates by name.
+_NAMES_BY_PATH = re.compile(r"-([0-3]\.\d+(\.\d+)?|rhel[67]\.\d+\.\d+)$")
 _OBJECTS = frozenset(
     {"iothread", "rng-random", "rng-builtin", "throttle-group", "main-loop", "thread-context",
      "can-bus", "cryptodev-backend", "cryptodev-backend-builtin", "secret",

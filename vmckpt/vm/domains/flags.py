@@ -37,8 +37,9 @@ class DomainState(IntEnum):
 
 
 class RunningReason(IntEnum):
-    """virDomainRunningReason, as far as migrations cause it."""
+    """virDomainRunningReason, as far as migrations and restores cause it."""
 
+    RESTORED = 3
     POSTCOPY = 10
     POSTCOPY_FAILED = 11
 

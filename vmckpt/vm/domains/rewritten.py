@@ -6,6 +6,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
+from vmckpt.vm.argv import default_mac
 from vmckpt.vm.domains.description import parse_xml
 
 # Prefixes that people know; libvirt goes by the URIs.
@@ -113,7 +114,9 @@ def _change_nic(nic: ElementTree.Element, new: DomainIdentity, number: int) -> N
     if new.macs is not None:
         if (mac := nic.find("mac")) is None:
             mac = ElementTree.SubElement(nic, "mac")
-        mac.set("address", new.macs[number])
+        # One that the original was to get with its next start is in the definition alone.
+        is_known = number < len(new.macs)
+        mac.set("address", new.macs[number] if is_known else default_mac(new.name, number))
     for target in nic.findall("target"):
         nic.remove(target)  # the tap of the original
     if new.isolated:

@@ -28,6 +28,7 @@ from vmckpt.vm.spec.spec_text import written
 _ACTION = "vm import"
 # Kinds of NIC that become taps on the host's bridge, and the kind that stays.
 _TAPS, _USER = frozenset({"network", "bridge"}), "user"
+_STOP = "stop it first: vmckpt vm stop {}"
 _ONCE = "start and stop it: virsh start {0}; virsh shutdown {0}"
 
 
@@ -54,17 +55,22 @@ async def import_domain(domain: Domain, name: str) -> Imported:
             await locks.enter_async_context(lock)
         now, session = await locks.enter_async_context(held_domain(domain, _ACTION))
         await _require_idle(now, session)
-        vm = await read_vm(host, name)
-        if vm is not None and _domain_of(vm.spec) == now.uuid:
-            await session.undefine(now.uuid)  # a call before this one did the rest
-            return Imported(vm, ())
-        xml = await session.definition(now.uuid)
-        autostart = await session.starts_with_host(now.uuid)
-        imported = await _create(host, name, xml, session, autostart=autostart)
+        vm, xml = await read_vm(host, name), await session.definition(now.uuid)
+        is_new = vm is None or not _is_of(vm.spec, xml)
+        if vm is not None and not is_new:
+            imported = Imported(vm, ())  # a call before this one did the rest
+        else:
+            autostart = await session.starts_with_host(now.uuid)
+            imported = await _create(host, name, xml, session, autostart=autostart)
         try:
             await session.undefine(now.uuid)
-        except LibvirtRefusedError:
-            await finish(host.remove(imported.vm.directory.path))
+            if await session.find(now.uuid) is not None:
+                # It was started meanwhile, and is transient now: it gets its definition back.
+                await session.define(xml)
+                raise _refusal(now.name, "it was started meanwhile", _STOP.format(quote(now.name)))
+        except (LibvirtRefusedError, RefusedError):
+            if is_new:
+                await finish(host.remove(imported.vm.directory.path))
             raise
         return imported
 
@@ -96,7 +102,7 @@ async def _require_idle(domain: Domain, session: Libvirtd) -> None:
     """Raises RefusedError if anything but its disks would be lost."""
     name = quote(domain.name)
     if domain.is_active:
-        raise _refusal(domain.name, "it runs", f"stop it first: vmckpt vm stop {name}")
+        raise _refusal(domain.name, "it runs", _STOP.format(name))
     if await session.has_saved_memory(domain.uuid):
         why = "libvirt has saved its memory, from which it continues at its next start"
         raise _refusal(domain.name, why, _ONCE.format(name))
@@ -150,7 +156,6 @@ def _on_networks(description: Description, bridge: str | None) -> list[str]:
     ]
 
 
-def _domain_of(spec: Spec) -> str | None:
-    """The UUID of the domain that a VM was."""
-    xml = spec.adopted.domain if spec.adopted else ""
-    return parse_domain(xml).uuid if xml else None
+def _is_of(spec: Spec, xml: str) -> bool:
+    """Whether a VM was made of a domain as it is defined now."""
+    return spec.adopted is not None and spec.adopted.domain == with_holes(xml, spec.disks)

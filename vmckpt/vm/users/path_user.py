@@ -32,28 +32,39 @@ async def path_user(host: Host, path: Path) -> int | None:
 
 
 async def _owners(host: Host, path: Path) -> list[str]:
-    """Of the directories and links on the way, in order."""
+    """Of the directories and links on the way, in order.
+
+    Raises StorageError also if others than their owners may replace what is in one of them.
+    """
     shown = await host.run(["namei", "-l", "--", str(path)])
     owners = list[str]()
     for line in filter(str.strip, shown.stdout.splitlines()):
         mode, *words = line.split()
         if mode.startswith(_LEADS_ON) and len(mode) == _MODE_LENGTH and words:
             owners.append(words[0])
+            group = words[1] if len(words) > 1 else ""
+            if mode.startswith("d") and _is_open(mode, group):
+                raise _unknown(host, path, f"others may write a directory on the way: {line}")
     if not owners:
         raise _unknown(host, path, shown.stderr.strip() or "namei says nothing")
     return owners
 
 
+def _is_open(mode: str, group: str) -> bool:
+    """Whether others than a directory's owner may replace files of one another in it."""
+    is_sticky = mode[-1] in "tT"
+    return not is_sticky and (mode[8] == "w" or (mode[5] == "w" and group != "root"))
+
+
 async def remove_as(host: Host, user: int | None, path: Path) -> None:
     """Remove a file, if it is there, with the rights of its `path_user`. Raises StorageError."""
-    if user is None:
-        await host.remove(path)
-        return
-    done = await host.run(become(user, [user], ["rm", "-f", "--", str(path)]))
+    remove = ["rm", "-f", "--", str(path)]  # never a directory, which another may have put there
+    done = await host.run(remove if user is None else become(user, [user], remove))
     if done.returncode:
+        by = "" if user is None else f"tried as uid {user}, who may replace it: "
         raise StorageError(
             f"cannot remove {path} on {host.name}",
-            why=f"tried as uid {user}, who may replace it: {done.stderr.strip()}",
+            why=f"{by}{done.stderr.strip()}",
             remedy="see what is there, and remove it if it is the image",
         )
 

@@ -132,13 +132,14 @@ def list_(
     ]
     usual = ("name", "host", "state", "vcpus", "memory", "machine")
     wide = ("managed by", "accelerator", "cpu", "pid", "disks")
-    for one in found.arrivals:
+    for one in (one for one in found.arrivals if one.operation is None):
         warn(f"{one.vm} may run on {one.host}: its migration there was interrupted; recover it: "
              f"vmckpt migrate --recover {one.vm}")  # fmt: skip
     unread = {id(one.error): one.vm for one in found.unread}
     silent = [{"what": error.what, "why": error.why, "remedy": error.remedy,
                "vm": unread.get(id(error))} for error in found.silent]  # fmt: skip
     facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent,
+             "unanswered": found.unanswered,
              "arrivals": [one._asdict() for one in found.arrivals]}  # fmt: skip
     listing.show(facts, (*usual, *wide), rows, wide=wide)
 

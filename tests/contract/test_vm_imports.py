@@ -1,0 +1,122 @@
+"""A stopped domain becomes a VM, and a domain that is started meanwhile stays one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_libvirtd import FakeLibvirtd
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.inventory import Domain, as_domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.replies import DomainInfo
+from vmckpt.vm.imported import from_domain
+from vmckpt.vm.imported.from_domain import Imported, import_domain
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+UUID = "11111111-1111-1111-1111-111111111111"
+XML = "<domain type='qemu'><name>web</name><os><type machine='q35'>hvm</type></os></domain>"
+
+
+def info(state: DomainState) -> DomainInfo:
+    return DomainInfo(UUID, "web", state, 1, True, XML)
+
+
+class Import:
+    """The domain `web` of a host, and what importing it leaves."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+        self.host = LocalHost("a", root, "127.0.0.1")
+        monkeypatch.setenv("VMCKPT_STATE_DIR", str(root / "operator"))
+        usual = {
+            "has_saved_memory": False, "snapshots": [], "definition": XML, "define": None,
+            "starts_with_host": False, "undefine": None, "find": None,
+        }  # fmt: skip
+        self.session = FakeLibvirtd(self.host, **usual | answers)
+        monkeypatch.setattr(from_domain, "held_domain", self._held)
+        monkeypatch.setattr(from_domain, "_create", self._create)
+
+    @asynccontextmanager
+    async def _held(self, domain: Domain, _: str) -> AsyncIterator[tuple[Domain, Libvirtd]]:
+        yield domain, self.session
+
+    async def _create(self, host: LocalHost, name: str, *_: Any, **__: Any) -> Imported:
+        directory = vm_dir(host.state_dir, name)
+        directory.path.mkdir(parents=True)
+        directory.spec.write_text(f'name = "{name}"\nmemory = "64M"\n')
+        spec = parse_spec(directory.spec.read_text(), "spec", Path("/"))
+        qemu = Qemu(directory.qemu("11111111"), ProcessId(0, 0), Platform("q", "tcg", "qemu64"))
+        return Imported(Vm(spec, host, directory, qemu), ("a note",))
+
+    def run(self, state: DomainState = DomainState.SHUTOFF) -> Imported:
+        return asyncio.run(import_domain(as_domain(self.host, info(state)), "web"))
+
+    @property
+    def is_there(self) -> bool:
+        return vm_dir(self.host.state_dir, "web").path.exists()
+
+
+def test_libvirt_has_it_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Import(tmp_path, monkeypatch)
+    assert work.run().notes == ("a note",)
+    assert work.session.orders == ["undefine"]
+    assert work.is_there
+
+
+def test_one_that_is_started_meanwhile_stays_a_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libvirt undefines a running domain: it would be gone when it is off."""
+    work = Import(tmp_path, monkeypatch, find=info(DomainState.RUNNING))
+    with pytest.raises(RefusedError) as refused:
+        work.run()
+    assert refused.value.why == "it was started meanwhile"
+    assert work.session.told[-1] == ("define", XML)
+    assert not work.is_there
+
+
+def test_one_that_libvirt_does_not_give_up_stays_a_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = LibvirtRefusedError("no", why="checkpoints", remedy="remove them", code=55)
+    work = Import(tmp_path, monkeypatch, undefine=error)
+    with pytest.raises(LibvirtRefusedError):
+        work.run()
+    assert not work.is_there
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({"has_saved_memory": True}, "saved its memory"),
+        ({"snapshots": [object()]}, "forget its 1 snapshot"),
+    ],
+)
+def test_what_would_be_lost_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], why: str
+) -> None:
+    work = Import(tmp_path, monkeypatch, **answers)
+    with pytest.raises(RefusedError) as refused:
+        work.run()
+    assert why in refused.value.why
+    assert work.session.orders == []
+
+
+def test_one_that_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Import(tmp_path, monkeypatch)
+    with pytest.raises(RefusedError) as refused:
+        work.run(DomainState.RUNNING)
+    assert refused.value.why == "it runs"
+    assert work.session.orders == []
