@@ -1,6 +1,7 @@
 """Which VMs a machine starts when it has booted."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,20 @@ def test_what_an_operator_has_started_meanwhile_is_left_alone(machine: Machine) 
 
     machine.meanwhile = starts
     assert machine.boot(60.0) == []
+    assert machine.tries == 1
+
+
+def test_a_host_that_is_drained_meanwhile_starts_no_more(machine: Machine) -> None:
+    """Its drain had ended: it was to be switched off."""
+    machine.silent_for = 1
+
+    def drain() -> None:
+        mark = machine.host.state_dir / "drained.json"
+        mark.write_text(json.dumps({"run": "r1"}))
+
+    machine.meanwhile = drain
+    [one] = machine.boot(0.3)
+    assert isinstance(one.error, HostDownError)
     assert machine.tries == 1
 
 

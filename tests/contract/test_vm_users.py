@@ -640,3 +640,27 @@ def test_links_and_directories_of_roots_are_followed(theirs: Theirs, place: Path
     theirs.hand_over(link)
     assert not theirs.secret.exists()
     assert not link.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("mode", "stays"), [(0o2775, True), (0o777, True), (0o1777, False), (0o755, False)]
+)
+def test_an_image_where_others_may_replace_it_stays(
+    theirs: Theirs, mode: int, *, stays: bool
+) -> None:
+    """They put a link in its place between the walk along the path and the removal."""
+    theirs.directory.chmod(mode)
+    os.chown(theirs.directory, 0, PERSON)
+    theirs.directory.chmod(mode)
+    theirs.hand_over()
+    assert theirs.image.exists() is stays
+    assert any("others may write" in one for one in theirs.told) is stays
+
+
+def test_no_directory_is_removed_as_an_image(theirs: Theirs) -> None:
+    os.chown(theirs.directory, 0, 0)
+    theirs.image.unlink()
+    theirs.image.mkdir()
+    (theirs.image / "file").write_text("root's")
+    theirs.hand_over()
+    assert (theirs.image / "file").exists()
