@@ -93,7 +93,7 @@ def commit(checkout: Path) -> str:
 
 def compile_bytecode(checkout: Path) -> None:
     """As an installation has it: where Python may not write it, each start would compile again."""
-    python = checkout / ".venv/bin/python"
+    python = str(checkout / ".venv/bin/python")
     environment = {key: text for key, text in os.environ.items() if key != NO_BYTECODE}
     words = [python, "-m", "compileall", "-q", "vmckpt", "benchmarks", "tests"]
     subprocess.run(words, cwd=checkout, env=environment, check=True)
