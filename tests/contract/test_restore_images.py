@@ -183,7 +183,7 @@ def test_no_fork_can_take_memory_from_the_others(
         return replace(found, spec=found.spec + devices)
 
     monkeypatch.setattr(forks, "start_qemu", start)
-    monkeypatch.setattr(forks, "usable_facts", with_devices)
+    monkeypatch.setattr(forks, "own_facts", with_devices)
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False, overcommit=True)
     wish = replace(wish, known=asked.known, is_foreign=False)

@@ -117,8 +117,7 @@ async def settle(host: Host, name: str) -> None:
             await in_thread(partial(rename_durably, Path(made), Path(path).name))
         for proof in begun.proofs:
             await host.remove(Path(proof))
-        if await host.read_text(directory.spec) != begun.spec:
-            await host.write_text(directory.spec, begun.spec)
+        await host.write_text(directory.spec, begun.spec)
         await host.remove(directory.restoring)
         return
     spec = parse_spec(begun.spec, str(directory.restoring), directory.path)
