@@ -179,6 +179,15 @@ def test_a_domain_that_libvirt_still_saves_is_waited_for(tmp_path: Path) -> None
     assert domain_dir(work.host, UUID).restoring.exists()
 
 
+def test_a_domain_whose_save_ends_at_that_moment_is_waited_for(tmp_path: Path) -> None:
+    """It was active, and has no job any more to ask about: its recovery gave up."""
+    work = Restore(tmp_path, Phase.SAVING, replaces=True)
+    ended = LibvirtRefusedError("no job", why="the domain is not running", remedy="-", code=55)
+    with pytest.raises(BusyError):
+        work.settle(DomainState.RUNNING, job=ended)
+    assert old_of(work.host, work.pending).exists()
+
+
 def test_a_new_guest_that_libvirt_still_loads_is_waited_for(tmp_path: Path) -> None:
     """It may yet fail: then the old one is still needed."""
     work = Restore(tmp_path, Phase.SWITCHING, replaces=True)

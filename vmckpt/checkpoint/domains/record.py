@@ -20,6 +20,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.state.durable import rename_durably, sync_directory
+from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, RunningReason
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -143,7 +144,7 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
         return
     domain = await _found(session, host, uuid)
     is_active = domain is not None and domain.is_active
-    if domain and is_active and (domain.is_arriving or (await session.job(uuid)).active):
+    if domain and is_active and await _is_worked_on(domain, session):
         raise BusyError(
             f"libvirt still works on '{pending.name}'",
             why="a restore of it was interrupted, and libvirt saves or loads its memory",
@@ -156,6 +157,14 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
         raise _started_otherwise(host, pending)
     else:
         await undone(host, pending, session)
+
+
+async def _is_worked_on(domain: Domain, session: Libvirtd) -> bool:
+    """Whether libvirt saves or loads its memory, or has just ended doing so."""
+    try:
+        return domain.is_arriving or (await session.job(domain.uuid)).active
+    except LibvirtRefusedError:  # it was active a moment ago, and is not now
+        return True
 
 
 def _was_restored(domain: Domain) -> bool:
