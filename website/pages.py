@@ -12,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from vmckpt.cli.tree.described import CommandLine, Described, described
+from vmckpt.cli.tree.results import results_page
 
 ROOT = Path(__file__).resolve().parents[1]
 _PUBLISHED = (
@@ -39,6 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         chosen.append(File.generated(config, name, abs_src_path=str(path)))
     for name, text in commands(described()).items():
         chosen.append(File.generated(config, f"commands/{name}", content=text))
+    chosen.append(File.generated(config, "commands/results.md", content=results_page()))
     return Files(chosen)
 
 

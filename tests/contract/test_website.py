@@ -1,5 +1,6 @@
 """The website is built with all links checked, and its pages load nothing from elsewhere."""
 
+import inspect
 import re
 from html import escape
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from tests.unit.test_language import COMMANDS
+from vmckpt.cli.tree.results import RESULTS
 
 pytestmark = pytest.mark.contract
 ROOT = Path(__file__).parents[2]
@@ -105,6 +107,17 @@ def test_every_command_and_option_is_in_the_reference(words: str, site: Path) ->
     assert f">{context.command_path}<a " in text or not words
     for record in records:
         assert record is None or f"<dt><code>{escape(record[0])}</code></dt>" in text
+
+
+@pytest.mark.parametrize("what", RESULTS)
+def test_every_field_of_a_result_is_in_the_reference(what: str, site: Path) -> None:
+    text = (site / "commands/results.html").read_text()
+    begins = text.index(f">{what}<a ")
+    part = text[begins : text.find("<h2", begins)]
+    for name in inspect.get_annotations(RESULTS[what]):
+        assert f"<td><code>{name}</code></td>" in part, name
+    assert "ForwardRef" not in part
+    assert "None" not in re.findall(r"<td><code>(.*?)</code></td>", part)
 
 
 def test_each_part_of_the_documentation_is_in_the_menu(site: Path) -> None:
