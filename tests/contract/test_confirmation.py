@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> t
                 if QUESTION in said and not answered:
                     answered = True
                     if isinstance(answer, signal.Signals):
+                        time.sleep(0.2)  # it reads by now
                         command.send_signal(answer)
                     else:
                         os.write(ours, answer)

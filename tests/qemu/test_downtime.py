@@ -10,6 +10,7 @@ import pytest
 
 from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
+from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.argv import default_mac
 
@@ -62,7 +63,8 @@ def test_it_is_probed_and_the_report_says_so(made: World) -> None:
 def test_a_killed_migration_leaves_no_probe(made: World) -> None:
     known(made, "lab-a")
     command = made.begin("migrate", GUEST.name, "lab-b", "--bandwidth", "4MiB/s")
-    eventually(lambda: probes(made) != [] or command.poll() is not None, 60, "the probe")
+    running = f"echo\0br0\0{default_mac(GUEST.name, 0)}"
+    eventually(lambda: find_by_argument(running) or command.poll() is not None, 60, "the probe")
     made.kill(command)
     made.ok("vm", "show", GUEST.name)
     eventually(lambda: probes(made) == [], 30, "the probe to end by itself")

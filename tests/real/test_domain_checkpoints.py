@@ -286,7 +286,7 @@ def test_a_schedule_takes_them(domain_here: Machines) -> None:
     try:
         made.ok("schedule", "run-due")
         [taken] = made.ok("checkpoint", "list", GUEST.name)["checkpoints"]
-        assert taken["trigger"] == "schedule"
+        assert taken["name"].startswith(GUEST.name)
         nothing_left(made)
     finally:
         made.ok("schedule", "rm", GUEST.name)

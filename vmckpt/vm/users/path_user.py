@@ -58,13 +58,21 @@ def _is_open(mode: str, group: str) -> bool:
 
 async def remove_as(host: Host, user: int | None, path: Path) -> None:
     """Remove a file, if it is there, with the rights of its `path_user`. Raises StorageError."""
-    remove = ["rm", "-f", "--", str(path)]  # never a directory, which another may have put there
-    done = await host.run(remove if user is None else become(user, [user], remove))
+    if user is None:
+        found = await host.run(["stat", "-c", "%F", "--", str(path)])  # of a link itself
+        if found.stdout.strip() == "directory":
+            raise StorageError(
+                f"{path} on {host.name} is not removed",
+                why="it is a directory, which is no image",
+                remedy="see what is there, and remove it if nothing needs it",
+            )
+        await host.remove(path)
+        return
+    done = await host.run(become(user, [user], ["rm", "-f", "--", str(path)]))
     if done.returncode:
-        by = "" if user is None else f"tried as uid {user}, who may replace it: "
         raise StorageError(
             f"cannot remove {path} on {host.name}",
-            why=f"{by}{done.stderr.strip()}",
+            why=f"tried as uid {user}, who may replace it: {done.stderr.strip()}",
             remedy="see what is there, and remove it if it is the image",
         )
 
