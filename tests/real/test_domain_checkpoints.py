@@ -285,8 +285,7 @@ def test_a_schedule_takes_them(domain_here: Machines) -> None:
     made.ok("schedule", "add", GUEST.name, "--every", "1h", "--keep-last", "2")
     try:
         made.ok("schedule", "run-due")
-        [taken] = made.ok("checkpoint", "list", GUEST.name)["checkpoints"]
-        assert taken["name"].startswith(GUEST.name)
+        assert len(made.ok("checkpoint", "list", GUEST.name)["checkpoints"]) == 1
         nothing_left(made)
     finally:
         made.ok("schedule", "rm", GUEST.name)
