@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from tests.commands import COMMAND, vmckpt
 from tests.guest_like import memory, save
 from tests.unit.test_checkpoint_tree import facts
-from vmckpt.cli.confirm import confirm
+from vmckpt.cli.confirm import confirm, line_of
+from vmckpt.cli.stop_requests import StopRequestedError, listen, signals
 from vmckpt.errors import CancelledByUserError, UsageError
 from vmckpt.store.open import create_store, open_store
 
@@ -52,7 +54,6 @@ def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> t
                 if QUESTION in said and not answered:
                     answered = True
                     if isinstance(answer, signal.Signals):
-                        time.sleep(0.2)  # it reads by now
                         command.send_signal(answer)
                     else:
                         os.write(ours, answer)
@@ -88,9 +89,15 @@ def asked(
 ) -> str:
     """What a person at a terminal sees of a question that gets this answer."""
     shown = Terminal()
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-    monkeypatch.setattr("sys.stderr", shown)
-    confirm("It is lost.", yes=yes, as_json=as_json)
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs) as stdin:
+            os.write(ours, answer.encode() or b"\x04")
+            monkeypatch.setattr("sys.stdin", stdin)
+            monkeypatch.setattr("sys.stderr", shown)
+            confirm("It is lost.", yes=yes, as_json=as_json)
+    finally:
+        os.close(ours)
     return shown.getvalue()
 
 
@@ -140,3 +147,33 @@ def test_taking_a_lab_down_names_its_vms(tmp_path: Path) -> None:
     code, said = at_a_terminal(tmp_path, b"n\n", "lab", "down")
     assert (code, "web" in said) == (130, True)
     assert (tmp_path / "lab").exists()
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_for_an_answer_ends_it() -> None:
+    """It came just before the wait, or another thread got it: Ctrl-C had no effect."""
+    before, (reads, writes) = signal.getsignal(signal.SIGINT), os.pipe()
+    is_over = threading.Event()
+
+    def other_thread() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        if not is_over.wait(2.0):
+            os.write(writes, b"y\n")
+
+    listen()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    try:
+        with os.fdopen(reads) as stdin, pytest.raises(StopRequestedError):
+            line_of(stdin)
+            pytest.fail("the answer was waited for")
+    finally:
+        for number in signals():
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        is_over.set()
+        thread.join()
+        os.close(writes)

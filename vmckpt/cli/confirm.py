@@ -6,9 +6,12 @@ names what will be lost and waits for a yes. Programs are not asked: without a t
 work as they are written. `--yes` acts at once everywhere.
 """
 
+import os
+import select
+import signal
 import sys
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -36,10 +39,26 @@ def confirm(loss: str, *, yes: bool, as_json: bool) -> None:
     print("Proceed? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     with suppress(OSError):  # the terminal is closed
-        answer = sys.stdin.readline()
+        answer = line_of(sys.stdin)
     if answer.strip().lower() not in ("y", "yes"):
         raise CancelledByUserError(
             "not confirmed: nothing was changed",
             why="the answer was not yes",
             remedy="answer y, or add --yes",
         )
+
+
+def line_of(stdin: TextIO) -> str:
+    """The next line, waited for so that no signal is missed.
+
+    One that comes just before a blocking read would be handled only after it: Ctrl-C had no effect.
+    """
+    wakes, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(woken)
+    try:
+        select.select([stdin.fileno(), wakes], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(wakes)
+        os.close(woken)
+    return stdin.readline()
