@@ -1,17 +1,22 @@
 """A probe in one network namespace sees when an address in another falls silent."""
 
+import asyncio
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 
 from tests.kinds import require_root
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.sockets.arp import watch
+from vmckpt.migrate.steps.echo import begin
 
 pytestmark = pytest.mark.contract
 ADDRESS, MAC = "192.0.2.7", "52:54:00:77:00:07"
@@ -88,3 +93,17 @@ def test_one_that_leaves_the_network_is_not_a_silence(far: tuple[str, str]) -> N
 def test_an_interface_that_is_not_there_is_an_error() -> None:
     with pytest.raises(OSError, match="No such device"):
         seen("vk-nowhere", 0.1)
+
+
+def test_the_output_of_a_probe_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "echo-killed.json").touch()
+    running = tmp_path / "echo-running.json"
+    probe = subprocess.Popen([sys.executable, "-c", "input()", str(running)], stdin=subprocess.PIPE)
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    try:
+        running.touch()
+        assert asyncio.run(begin(host, "web", "1", (), None)) is None
+        assert [path.name for path in tmp_path.glob("echo-*")] == [running.name]
+    finally:
+        probe.kill()
+        probe.communicate()

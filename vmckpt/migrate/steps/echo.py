@@ -20,6 +20,8 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 
 _POLL_S = 0.05
+# How the names of probes' output files begin; the rest names the run.
+_OUTPUTS = "echo-"
 
 
 class BridgedNic(NamedTuple):
@@ -88,13 +90,14 @@ async def begin(
     Addresses come from the host's neighbour table, or from the guest agent at `agent`. Raises
     HostDownError.
     """
+    await _remove_leftovers(host)
     for nic in nics:
         address = await _neighbour(host, nic)
         if address is None and agent is not None:
             address = await _by_agent(host, agent, nic.mac)
         if address is None:
             continue
-        out = host.state_dir / f"echo-{run}.json"
+        out = host.state_dir / f"{_OUTPUTS}{run}.json"
         lock = lock_path(host.state_dir, vm)
         words = ["echo", nic.bridge, nic.mac, str(address), str(lock), run, str(out)]
         return Echo(host, await host.spawn([*await host.own_command(), *words], out), out)
@@ -107,6 +110,13 @@ async def begin_for(vm: Vm, run: str) -> Echo | None:
     nics = [BridgedNic(bridge, mac) for mac in bridged_macs(vm.spec) if bridge]
     agent = vm.qemu.files.agent if vm.spec.guest_agent else None
     return await begin(vm.host, vm.name, run, nics, agent)
+
+
+async def _remove_leftovers(host: Host) -> None:
+    """Remove the outputs of probes that were killed, as on a host that went down."""
+    for name in await host.list_dir(host.state_dir):
+        if name.startswith(_OUTPUTS) and not await host.find_processes(name):
+            await host.remove(host.state_dir / name)
 
 
 async def _neighbour(host: Host, nic: BridgedNic) -> IPv4Address | None:
