@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.qemu.test_checkpoint import load as load_guest
+from tests.qemu.test_checkpoint import sound as is_sound
 from tests.real.domains import (
     GUEST,
     OWN_DISK,
@@ -26,7 +28,6 @@ from vmckpt.lab.guests.guest import GuestControl
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(400)]
 COPY = "dom-2"
-LOAD = "rate=20M set=32M pattern=uniform content=random"
 
 
 @pytest.fixture(params=["vga", "virtio"])
@@ -57,21 +58,18 @@ def _domain(made: Machines, card: str) -> Iterator[Machines]:
 
 async def load(made: Machines) -> GuestControl:
     control = await GUEST.control(made.lab)
-    await control.load_memory(LOAD)
-    await control.load_disk("rate=2M size=16M")
+    await load_guest(control)
     return control
 
 
+async def taken_under_load(made: Machines, name: str) -> None:
+    control = await load(made)
+    await asyncio.to_thread(take, made, name)
+    await control.close()
+
+
 async def sound(made: Machines) -> None:
-    """The guest answers, and neither its memory nor its disk has lost or gained anything."""
-    control = await GUEST.control(made.lab)
-    try:
-        memory, disk = await control.verify_memory(), await control.verify_disk()
-        assert memory.sound, memory
-        assert disk.sound, disk
-        assert disk.records > 0
-    finally:
-        await control.close()
+    await is_sound(made, GUEST)
 
 
 def take(made: Machines, name: str) -> dict[str, Any]:
@@ -139,12 +137,7 @@ def test_a_domain_under_load_is_taken_and_is_the_same_guest_again(screened: Mach
 def test_a_copy_is_a_domain_of_its_own(domain_here: Machines) -> None:
     made = domain_here
 
-    async def run() -> None:
-        control = await load(made)
-        await asyncio.to_thread(take, made, "one")
-        await control.close()
-
-    asyncio.run(run())
+    asyncio.run(taken_under_load(made, "one"))
     runs = made.ok("checkpoint", "restore", "one", "--as", COPY)
     assert (runs["vm"], runs["host"]) == (COPY, "lab-a")
     copied = made.virsh("lab-a", "dumpxml", COPY)
@@ -168,12 +161,7 @@ def test_a_copy_is_a_domain_of_its_own(domain_here: Machines) -> None:
 def test_any_libvirt_continues_what_was_exported(domain_here: Machines) -> None:
     made = domain_here
 
-    async def run() -> None:
-        control = await load(made)
-        await asyncio.to_thread(take, made, "one")
-        await control.close()
-
-    asyncio.run(run())
+    asyncio.run(taken_under_load(made, "one"))
     made.virsh("lab-a", "destroy", GUEST.name)
     made.virsh("lab-a", "undefine", GUEST.name)
     directory = made.shared / "dom-exported"

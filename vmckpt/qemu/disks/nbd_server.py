@@ -169,16 +169,20 @@ def _name(data: bytes) -> str | None:
     return None
 
 
+async def _next(reader: asyncio.StreamReader) -> tuple[int, int, int, int] | None:
+    """A request's kind, cookie, offset and length; None: the client goes."""
+    request = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
+    magic, _, kind, cookie, offset, length = request
+    if magic != _REQUEST_MAGIC or (kind == _WRITE and length > MOST_BYTES):
+        raise _SpokenWrongError
+    return None if kind == _DISCONNECT else (kind, cookie, offset, length)
+
+
 async def _serve_reads(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, export: ReadableDisk
 ) -> None:
-    while True:
-        request = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
-        magic, _, kind, cookie, offset, length = request
-        if magic != _REQUEST_MAGIC or (kind == _WRITE and length > MOST_BYTES):
-            raise _SpokenWrongError
-        if kind == _DISCONNECT:
-            return
+    while (request := await _next(reader)) is not None:
+        kind, cookie, offset, length = request
         error, data = _EPERM, b""
         if kind == _WRITE:
             await reader.readexactly(length)  # refused, but its data still arrives
@@ -196,13 +200,8 @@ async def _serve_reads(
 async def _serve(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, export: Export
 ) -> None:
-    while True:
-        request = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
-        magic, _, kind, cookie, offset, length = request
-        if magic != _REQUEST_MAGIC or (kind == _WRITE and length > MOST_BYTES):
-            raise _SpokenWrongError
-        if kind == _DISCONNECT:
-            return
+    while (request := await _next(reader)) is not None:
+        kind, cookie, offset, length = request
         error = 0
         data = await reader.readexactly(length) if kind == _WRITE else b""
         if offset + length > export.size_bytes:
