@@ -46,6 +46,7 @@ from vmckpt.qemu.replies import RunState
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator import terms
 from vmckpt.replicate.operator.begin import _require_new, start
 from vmckpt.replicate.operator.leftovers import remove_taken_over
 from vmckpt.replicate.operator.operate import require_decided, settle
@@ -155,7 +156,7 @@ def test_a_stop_has_a_standby_give_up_the_term_that_it_ended_with(
     left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "-"}
     files.status.write_text(json.dumps(left))
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
-    monkeypatch.setattr(stopping, "BEGIN_S", 10.0)
+    monkeypatch.setattr("vmckpt.replicate.operator.sides.BEGIN_S", 10.0)
     asyncio.run(stop("web", hosts))
     assert stands(tmp_path).holder == "a/1/recovery"
     asyncio.run(require_decided(vm))
@@ -189,7 +190,7 @@ def test_a_stop_that_does_not_free_the_vm_says_so_and_can_be_said_again(
         return ReplicaStatus(role=Role.PRIMARY, state="ended", ending="replaced", why="-")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "_released", released)
+        patch.setattr(stopping, "take_back_term", released)
         with pytest.raises(RefusedError, match="may run on b"):
             asyncio.run(stop("web", hosts[:1]))
     assert files.request.exists()
@@ -658,13 +659,13 @@ def test_a_home_that_a_stop_gave_the_term_stays_for_a_host_that_is_back_meanwhil
     said: list[ReplicaStatus] = []
     until_then = tuple(replace(one, of=lambda *_, **__: not said) for one in silence())
     back = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=until_then)
-    release = stopping._released
+    release = terms.take_back_term
 
     async def released(*args: Any, **kwargs: Any) -> ReplicaStatus:
         said.append(await release(*args, **kwargs))
         return said[0]
 
-    monkeypatch.setattr(stopping, "_released", released)
+    monkeypatch.setattr(stopping, "take_back_term", released)
     asyncio.run(stop("web", (hosts[0], back), standby_is_dead=True))
     assert stands(tmp_path).holder == "a/1/recovery"
     asyncio.run(settle("web", (*hosts, older)))

@@ -752,7 +752,7 @@ def test_a_primary_that_saw_its_standbys_term_is_not_free_without_the_arbiter(
         released.append((host.name, standby_is_dead))
         return ReplicaStatus(role=Role.PRIMARY, state="ended", ending="off", why="off")
 
-    monkeypatch.setattr(stopping, "_released", release)
+    monkeypatch.setattr(stopping, "take_back_term", release)
     home(hosts[0], "old")
     last = asyncio.run(waits.stop(hosts[:1], standby_is_dead=True))
     assert released == [("a", True)]

@@ -34,6 +34,7 @@ from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
 from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator import terms
 from vmckpt.replicate.operator.keep import keep
 from vmckpt.replicate.operator.keeping import DailyWindow
 from vmckpt.replicate.operator.operate import failover, require_decided
@@ -264,7 +265,7 @@ def test_a_primary_that_was_killed_does_not_have_what_its_standby_has(
         freed.append(f"{name} {standby_is_dead}")
         return {}
 
-    monkeypatch.setattr(stopping, "_released", released)
+    monkeypatch.setattr(stopping, "take_back_term", released)
     with running(vm) as qemu:
         asyncio.run(stop("web", hosts))
         assert qemu.wait(5) == -9
@@ -330,7 +331,7 @@ def test_a_guest_whose_taking_over_was_cut_off_goes_on_by_the_operators_word(
     elsewhere(ServiceFiles.of(hosts[1], "web"))
     there = home(hosts[1], "new", Replaced("a", "old"))
     broken(tmp_path)
-    monkeypatch.setattr(stopping, "ABANDON_S", 0.5)
+    monkeypatch.setattr(terms, "ABANDON_S", 0.5)
     if command == "failover":
         with pytest.raises(OutcomeUnknownError) as paused:
             asyncio.run(failover("web", hosts))
@@ -596,7 +597,7 @@ def test_a_standby_whose_host_is_back_during_a_stop_is_seen(
         return {}
 
     monkeypatch.setattr(stopping, "sides", at_first)
-    monkeypatch.setattr(stopping, "_released", released)
+    monkeypatch.setattr(stopping, "take_back_term", released)
     words = ["replica", "standby", str(ServiceFiles.of(hosts[1], "web").path), "-"]
     script = "import time; time.sleep(60)"
     with running(vm), subprocess.Popen([sys.executable, "-c", script, *words]) as service:

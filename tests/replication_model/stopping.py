@@ -22,7 +22,7 @@ from tests.replication_model.recovery import Abandon, Recovery, end_waiting, hol
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S
-from vmckpt.replicate.operator.stop import ABANDON_S, ARBITER_S
+from vmckpt.replicate.operator.terms import ABANDON_S, ARBITER_S
 from vmckpt.replicate.status import DEAD, PROMOTED
 
 

@@ -197,16 +197,15 @@ async def make_plan(
     intent = replace(intent, gone_s=time.monotonic() - began_s)
     candidates = [within_bandwidth(candidate, measured, options) for candidate in candidates]
     _require_open(candidates, vm.name, destination.name)
+    linked = [(one, one.link) for one in candidates if one.link]
     found = {
-        candidate.mode: offer_of(
-            candidate, candidate.link, measured, intent=intent, devices=devices
-        )
-        for candidate in candidates
-        if candidate.link
+        one.mode: offer_of(one, link, measured, intent=intent, devices=devices)
+        for one, link in linked
     }
     offers = tuple(offer for offer, _ in found.values())
     choice = choose(offers, intent)
     chosen = next((candidate for candidate in candidates if candidate.mode is choice.mode), None)
+    limited = bandwidth_notes(chosen, measured) if chosen else ()
     others = await others_on_the_link(vm.host, destination)
     return MigrationPlan(
         vm=vm.name,
@@ -214,23 +213,13 @@ async def make_plan(
         destination=destination.name,
         measured=measured,
         offers=offers,
-        closed=tuple(
-            (candidate.mode, candidate.closed) for candidate in candidates if candidate.closed
-        ),
-        unknown=tuple(
-            (candidate.mode, candidate.unknown) for candidate in candidates if candidate.unknown
-        ),
+        closed=tuple((one.mode, one.closed) for one in candidates if one.closed),
+        unknown=tuple((one.mode, one.unknown) for one in candidates if one.unknown),
         choice=choice,
         intent=intent,
         options=found[choice.mode][1] if choice.mode else options,
-        notes=(
-            *_notes(measured),
-            *(bandwidth_notes(chosen, measured) if chosen else ()),
-            *_neighbours(others),
-        ),
-        warned=warnings(
-            {candidate.mode: candidate.checks for candidate in candidates if candidate.link}
-        ),
+        notes=(*_notes(measured), *limited, *_neighbours(others)),
+        warned=warnings({one.mode: one.checks for one, _ in linked}),
         devices=devices,
     )
 

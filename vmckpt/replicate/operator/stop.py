@@ -12,7 +12,6 @@ from vmckpt.errors import (
     HostDownError,
     OperationFailedError,
     RefusedError,
-    TimedOutError,
     VmckptError,
 )
 from vmckpt.hosts.every import Answers, ask_every
@@ -24,7 +23,6 @@ from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
-    BEGIN_S,
     ReplicaSide,
     is_still_of,
     last_status,
@@ -33,17 +31,12 @@ from vmckpt.replicate.operator.sides import (
     side_of,
     sides,
     until_gone,
-    while_there_is,
 )
+from vmckpt.replicate.operator.terms import ARBITER_S, give_up_term, take_back_term
 from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, drop_claim, refused
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
-
-# An arbiter that fails may be back soon.
-ARBITER_S = 10.0
-# How long a standby's host has to give its term up, if the arbiter answers.
-ABANDON_S = 2 * ARBITER_S
 
 
 async def stop(
@@ -78,11 +71,7 @@ async def stop(
     if Role.STANDBY in answering and not (
         Role.PRIMARY in answering or await _is_alive_at_primary(name, found)
     ):
-        raise RefusedError(
-            f"the primary of '{name}' does not answer",
-            why=f"{answering[Role.STANDBY].name} may have the only copy of the guest by now",
-            remedy=f"vmckpt replicate failover {name}",
-        )
+        raise _only_copy_may_be_on(answering[Role.STANDBY], name)
     last, has_arbiter = found[0].status, True
     for side in found:
         if side.answers and side.status.is_primary:
@@ -108,6 +97,14 @@ async def stop(
         if side.host.name != asking:
             await _forget(name, side)
     return last
+
+
+def _only_copy_may_be_on(standby: Host, name: str) -> RefusedError:
+    return RefusedError(
+        f"the primary of '{name}' does not answer",
+        why=f"{standby.name} may have the only copy of the guest by now",
+        remedy=f"vmckpt replicate failover {name}",
+    )
 
 
 async def _forget(name: str, side: ReplicaSide) -> None:
@@ -395,7 +392,7 @@ async def _settle_term(
         is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
         is_of_no_use = _is_killed(status) or (is_left and not (is_home or is_taken))
         if is_of_no_use and not is_passed_on:
-            failed = await _abandoned(side.host, name) or failed
+            failed = await give_up_term(side.host, name) or failed
             if failed and is_home:
                 why = f"it is paused on {side.host.name}; resume it: vmckpt vm start {name}"
                 last = replace(side.status, why=why)
@@ -409,14 +406,10 @@ async def _settle_term(
             continue
         if await read_vm(side.host, name) is None:
             continue  # nothing here could run: the term stays with the host that has it
-        is_gone = True
-        try:
-            await _require_nowhere_else(name, side, hosts, is_dead=standby_is_dead)
-        except RefusedError:
-            if failed:
-                raise
-            is_gone = False  # the arbiter says who has the guest, or the operation is refused
-        last = await _released(side.host, name, standby_is_dead=is_gone)
+        is_gone = await _is_nowhere_else(
+            name, side, hosts, is_dead=standby_is_dead, has_arbiter=not failed
+        )
+        last = await take_back_term(side.host, name, standby_is_dead=is_gone)
     if failed and not (runs or homes.given):
         raise OperationFailedError(
             f"the term of '{name}' was not given up",
@@ -424,6 +417,22 @@ async def _settle_term(
             remedy="fix that, and repeat the command: until then the VM cannot be resumed",
         )
     return last
+
+
+async def _is_nowhere_else(
+    name: str, side: ReplicaSide, hosts: Iterable[Host], *, is_dead: bool, has_arbiter: bool
+) -> bool:
+    """Whether no other host has the guest; False: the arbiter says who has it.
+
+    Raises RefusedError without an arbiter, if that is not known.
+    """
+    try:
+        await _require_nowhere_else(name, side, hosts, is_dead=is_dead)
+    except RefusedError:
+        if not has_arbiter:
+            raise
+        return False
+    return True
 
 
 def _is_killed(status: ReplicaStatus | None) -> bool:
@@ -447,52 +456,3 @@ async def _sides_if_any(name: str, hosts: Iterable[Host], *, is_refused: bool) -
         if is_refused or await hosts_with_overlays(name, hosts):
             return []
         raise
-
-
-async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> ReplicaStatus:
-    """Have the host of a killed primary take its term back; returns what it says then.
-
-    A term that a standby took is taken back only if the operator declares the standby dead.
-    """
-    files = ServiceFiles.of(host, name)
-    log = files.path / "release.log"
-    command = [*await host.own_command(), "replica", "release", str(files.path)]
-    process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
-    without = (
-        "If the arbiter is gone for good, and the standby's host is off: "
-        f"vmckpt replicate stop {name} --standby-is-dead"
-    )
-    late = TimedOutError(
-        f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-        why="the arbiter does not answer, or another command works on the VM",
-        remedy=f"restore access to the arbiter: {host.name} keeps trying; then repeat the "
-        f"command. {without}",
-    )
-    await while_there_is(lambda: host.is_alive(process), late)
-    status = await last_status(host, files)
-    if status is None or not status.has_ended:
-        words = (await host.read_text(log) or "").strip().splitlines()
-        raise OperationFailedError(
-            f"the term of '{name}' was not taken back",
-            why="; ".join(words[-3:]) or "its process ended without a message",
-            remedy=f"fix that, and try again: until then a standby may take over. {without}",
-        )
-    return status
-
-
-async def _abandoned(host: Host, name: str) -> str:
-    """Have the host of a killed standby give up a term that it took in vain; returns why it did
-    not: the arbiter does not answer.
-
-    Then nothing can use that term, and a guest that is at home there stays paused.
-    """
-    directory = ServiceFiles.of(host, name).path
-    command = [*await host.own_command(), "replica", "abandon", str(directory)]
-    try:
-        done = await host.run(command, ABANDON_S)
-    except HostDownError as exc:
-        await host.require_up()
-        return f"the arbiter does not answer: {exc.why}"
-    if not done.returncode:
-        return ""
-    return "; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}"

@@ -29,7 +29,9 @@ from vmckpt.cli.options.which_checkpoint import find, home
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
+    from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
     from vmckpt.checkpoint.restore.requests import RestoreOptions
+    from vmckpt.hosts.host import Host
 
 
 @together
@@ -65,7 +67,6 @@ def restore(
         return
     from dataclasses import asdict
 
-    from vmckpt.checkpoint.catalogue.tree import in_words
     from vmckpt.checkpoint.operate import restore_disks_to, restore_to
 
     key = stored.key()
@@ -78,23 +79,27 @@ def restore(
     found = find(one, stored.store, key)
     where = run(home(found, host, copy=as_ is not None))
     if in_place:
-        from vmckpt.drivers.find import require_own
-
-        run(require_own(found.manifest.vm, where))
-        confirm(
-            f"{found.manifest.vm} goes back to {in_words(found)}.\n"
-            f"All that its {'' if disks_only else 'memory and '}disks got since then is lost.",
-            yes=yes,
-            as_json=json,
-        )
+        confirm(_loss(found, where, disks_only=disks_only), yes=yes, as_json=json)
     if disks_only:
         off = run(restore_disks_to(where, found, options, key))
-        text = f"{off.vm} is off on {off.host}, with the disks of {found.name}:"
-        _tell(asdict(off), "\n  ".join([text, *off.disks]), off.warnings, as_json=json)
+        lines = [f"{off.vm} is off on {off.host}, with the disks of {found.name}:", *off.disks]
+        _tell(asdict(off), "\n  ".join(lines), off.warnings, as_json=json)
         return
     runs = run(restore_to(where, found, options, teller(json), key))
     text = f"{runs.vm} runs on {runs.host} from {found.name}, {runs.running_ms:.0f} ms"
     _tell(asdict(runs), text, runs.warnings, as_json=json)
+
+
+def _loss(found: "CatalogueEntry", where: "Host", *, disks_only: bool) -> str:
+    """What a restore in place of a VM of vmckpt takes away; refused for others."""
+    from vmckpt.checkpoint.catalogue.tree import in_words
+    from vmckpt.drivers.find import require_own
+
+    run(require_own(found.manifest.vm, where))
+    return (
+        f"{found.manifest.vm} goes back to {in_words(found)}.\n"
+        f"All that its {'' if disks_only else 'memory and '}disks got since then is lost."
+    )
 
 
 def _options(
