@@ -25,15 +25,20 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # with a long file when the others have nothing more to do.
 KINDS = ("role", "packages", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit")
 HERE = Path(__file__).parent
-# Files of tests/contract that take more than three seconds each: `make check` leaves them out.
+# Files of tests/contract that take more than two seconds each: `make check` leaves them out.
 SLOW = [
     "append_only_s3",
+    "arp_probes",
     "checkpoint_disks",
     "checkpoint_names",
     "checkpoint_services",
+    "complete",
+    "damage_records",
     "dirty_pages",
     "disks_over_the_wire",
+    "domain_dirty_rate",
     "domain_settling",
+    "drain",
     "drain_commands",
     "epoch_guard",
     "fencing",
@@ -45,10 +50,15 @@ SLOW = [
     "guest_ssh",
     "host",
     "host_commands",
+    "hostile_hosts",
+    "hotplug",
+    "images",
     "jobs",
     "lease_stores",
+    "notifications",
     "pager",
     "pins",
+    "processes",
     "remote_session",
     "replicated_aside",
     "replication_applied",
@@ -61,6 +71,7 @@ SLOW = [
     "replication_leftovers",
     "replication_terms",
     "replication_without_arbiter",
+    "resource_agent",
     "schedule_processes",
     "ssh",
     "store_bundles",
@@ -69,12 +80,17 @@ SLOW = [
     "store_cut_off",
     "store_damage",
     "store_flips",
+    "store_full",
+    "store_healing",
+    "store_kills",
     "store_lost_locks",
     "store_odd_storage",
+    "store_replaced",
     "store_requests",
     "store_siege",
     "stores",
     "tls_link",
+    "unreadable_sectors",
     "whose_names",
 ]
 
@@ -85,6 +101,15 @@ def _no_cache_of_the_users() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("VMCKPT_CACHE_DIR", path)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    """A command that a test runs in its own process sets its umask for that test alone."""
+    usual = os.umask(0o022)
+    os.umask(usual)
+    yield
+    os.umask(usual)
 
 
 @pytest.fixture(autouse=True)
