@@ -3,10 +3,11 @@
     python3 images/hosts.py 11.3      # last line of stdout: .../hosts/11.3
 
 What test hosts need that look like machines (`vmckpt lab up --real`): Debian's openssh-server and
-client, libvirtd with its QEMU and storage drivers, and virsh; libvirt is
-bookworm-backports'. Unpacked and never installed; no service starts. The folder's `usr`, laid over
-/usr in a mount namespace of its own (`mount -t overlay hosts -o lowerdir=FOLDER/usr:/usr /usr`), is
-what their installation would have put there. Settings in /etc are the user's to write.
+client, libvirtd with its QEMU and storage drivers, and virsh; libvirt is bookworm-backports'. For
+its domains UEFI firmware (OVMF) and an emulated TPM (swtpm). Unpacked and never installed; no
+service starts. The folder's `usr`, laid over /usr in a mount namespace of its own (`mount -t
+overlay hosts -o lowerdir=FOLDER/usr:/usr /usr`), is what their installation would have put there.
+Settings in /etc are the user's to write.
 """
 
 import re
@@ -29,12 +30,14 @@ LIBVIRT = (
     "libvirt-daemon-driver-storage",
     "libvirt-clients",
 )
+FIRMWARE = ("ovmf", "swtpm", "swtpm-tools", "gnutls-bin")
 # Kept as whole trees; of all other packages only the libraries that these need are kept.
-WHOLE = re.compile(r"openssh-|libvirt-|libvirt0$")
+WHOLE = re.compile(r"openssh-|libvirt-|libvirt0$|ovmf$|swtpm|gnutls-bin$")
 KEPT = re.compile(rf"{WHOLE.pattern}|lib|zlib")
-PROGRAMS = ("usr/sbin/sshd", "usr/sbin/libvirtd", "usr/bin/virsh")
+PROGRAMS = ("usr/sbin/sshd", "usr/sbin/libvirtd", "usr/bin/virsh", "usr/bin/swtpm",
+            "usr/share/OVMF/OVMF_CODE_4M.fd")  # fmt: skip
 DRIVERS = ("qemu", "storage")
-RECIPE = 1  # raise it when what lies in the cache changes shape: older entries are made anew
+RECIPE = 3  # raise it when what lies in the cache changes shape: older entries are made anew
 
 
 def provide(version: str) -> Path:
@@ -54,7 +57,7 @@ def make_hosts(version: str, scratch: Path) -> tuple[Path, Mapping[str, str]]:
     suite = SUITE_OF[version]
     debian.say(f"fetching sshd and libvirt from {suite}")
     # Only libvirt: other libraries of that suite would hide the machine's from its own programs.
-    words = [*SSH, *(f"{name}/{suite}" for name in LIBVIRT)]
+    words = [*SSH, *FIRMWARE, *(f"{name}/{suite}" for name in LIBVIRT)]
     packages = debian.fetch(scratch, suite, words, kept=KEPT)
     made, libraries = scratch / "made", scratch / "libraries"
     debian.unpack(scratch, made, libraries, whole=WHOLE)
@@ -75,6 +78,8 @@ def make_hosts(version: str, scratch: Path) -> tuple[Path, Mapping[str, str]]:
             why=f"none of {', '.join(packages)} has it",
             remedy="name the package that holds it in images/hosts.py",
         )
+    for library in (folder / "swtpm").iterdir():  # where only its programs would look for them
+        library.rename(folder / library.name)
     debian.gather_libraries(elf_files(made / "usr"), libraries, folder)
     return made, packages
 

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from images import build
@@ -50,10 +50,27 @@ exec switch_root /root /init
 """
 
 
-def make(into: Path, image: Path, trees: Iterable[Path], init: str) -> None:
+def make(
+    into: Path, image: Path, trees: Iterable[Path], init: str, kernel: Path | None = None
+) -> None:
     """Write `vmlinuz`, `initrd` and `disk` to a directory; `init` is the first program's script.
 
-    `image` is the test guest; it and `trees`, files or directories, come along. Raises BuildError.
+    `image` is the test guest; it and `trees`, files or directories, come along. `kernel`: one of
+    images/kernel.py instead of the test guest's. Raises BuildError.
+    """
+    make_kernel(into, image, kernel or MODULES)
+    root = into / "root"
+    fill(root, [image, *trees])
+    first = root / "init"
+    first.write_text(init)
+    first.chmod(0o755)
+    make_disk(into / "disk", root)
+
+
+def make_kernel(into: Path, image: Path, kernel: Path | Sequence[str]) -> None:
+    """Write `vmlinuz` and `initrd`, which loads drivers and then the disk's /init.
+
+    `kernel`: one of images/kernel.py, or the drivers of the test guest's. Raises BuildError.
     """
     inputs = json.loads((image / "manifest.json").read_text())["packages"]
     wanted = [
@@ -64,32 +81,35 @@ def make(into: Path, image: Path, trees: Iterable[Path], init: str) -> None:
     unpacked = into / "packages"
     for package in build.fetched(wanted):
         build.run("dpkg", "-x", str(package), str(unpacked))
-    shutil.copyfile(image / "vmlinuz", into / "vmlinuz")
-    (into / "initrd").write_bytes(initramfs(unpacked).packed())
+    if isinstance(kernel, Path):
+        drivers = sorted((kernel / "modules").iterdir())
+    else:
+        drivers = list(build.modules(unpacked / "lib/modules", kernel))
+    source = kernel if isinstance(kernel, Path) else image
+    shutil.copyfile(source / "vmlinuz", into / "vmlinuz")
+    (into / "initrd").write_bytes(initramfs(unpacked / "bin/busybox", drivers).packed())
     shutil.rmtree(unpacked)
-    root = into / "root"
-    fill(root, [image, *trees])
-    first = root / "init"
-    first.write_text(init)
-    first.chmod(0o755)
-    with (into / "disk").open("wb") as file:
+
+
+def make_disk(disk: Path, root: Path) -> None:
+    """Write the directory `root` to a disk, and remove it."""
+    with disk.open("wb") as file:
         file.truncate(DISK_BYTES)
-    build.run(*MKE2FS, "-d", str(root), str(into / "disk"))
+    build.run(*MKE2FS, "-d", str(root), str(disk))
     shutil.rmtree(root)
 
 
-def initramfs(tree: Path) -> Archive:
-    """Loads the drivers and goes over to the disk."""
+def initramfs(busybox: Path, drivers: Sequence[Path]) -> Archive:
+    """Loads the drivers and goes over to the disk, whose first program is /init."""
     archive = Archive()
     for name in ("bin", "dev", "modules", "proc", "root", "sys"):
         archive.add(name, b"", stat.S_IFDIR | 0o755)
     for applet in ("insmod", "mount", "sh", "switch_root"):
         archive.add(f"bin/{applet}", b"/bin/busybox", stat.S_IFLNK | 0o777)
-    archive.add("bin/busybox", (tree / "bin/busybox").read_bytes())
-    for number, module in enumerate(build.modules(tree / "lib/modules", MODULES)):
-        archive.add(
-            f"modules/{number:02d}-{module.name}", module.read_bytes(), stat.S_IFREG | 0o644
-        )
+    archive.add("bin/busybox", busybox.read_bytes())
+    for number, driver in enumerate(drivers):
+        name = f"modules/{number:02d}-{driver.name}"
+        archive.add(name, driver.read_bytes(), stat.S_IFREG | 0o644)
     archive.add("init", INIT.encode())
     return archive
 

@@ -23,11 +23,13 @@ from images.debian import CannotProvideError
 SUITE_OF = {"7.2": debian.RELEASE, "10.0": debian.BACKPORTS}
 COMMANDS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
 ASKED_FOR = ("qemu-system-x86", "qemu-utils")
+# In later releases a package of its own.
+SPICE = {"10.0": ("qemu-system-modules-spice",)}
 DATA_DIRS = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
 # Kept as whole trees; of all other packages only the libraries that these need are kept.
 WHOLE = re.compile(r"qemu-|seabios$|ipxe-")
 KEPT = re.compile(rf"{WHOLE.pattern}|lib|zlib")
-RECIPE = 1  # raise it when what lies in the cache changes shape: older entries are made anew
+RECIPE = 2  # raise it when what lies in the cache changes shape: older entries are made anew
 
 
 def provide(version: str) -> Path:
@@ -46,7 +48,9 @@ def make_qemu(version: str, scratch: Path, home: Path) -> tuple[Path, Mapping[st
     """Builds in `scratch` what is to be renamed to `home`, and tries it; its place and packages."""
     suite = SUITE_OF[version]
     debian.say(f"fetching QEMU from {suite}")
-    packages = debian.fetch(scratch, suite, ["-t", suite, *ASKED_FOR], kept=KEPT)
+    packages = debian.fetch(
+        scratch, suite, ["-t", suite, *ASKED_FOR, *SPICE.get(version, ())], kept=KEPT
+    )
     made, libraries = scratch / "made", scratch / "libraries"
     root = made / "root"
     debian.unpack(scratch, root, libraries, whole=WHOLE)

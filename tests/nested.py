@@ -52,11 +52,12 @@ def facts(
     wanted: tuple[str, ...],
     setup: str = ":",
     cmdline: str = "",
+    kernel: Path | None = None,
 ) -> list[dict[str, Any]]:
     """What `module` tells as the machine's only program; fails unless that is what is `wanted`,
     in this order, and it comes to its end.
 
-    `argv` is what the machine has besides, `setup` is run first.
+    `argv` is what the machine has besides, `setup` is run first; `kernel` as for `nested.make`.
     """
     init = _INIT.format(
         setup=setup,
@@ -68,7 +69,7 @@ def facts(
         done=_DONE,
     )
     trees = [HERE / name for name in OURS] + [qemu("10.0").parents[1]]
-    nested.make(directory, image(), trees, init)
+    nested.make(directory, image(), trees, init, kernel)
     try:
         boot = ("-append", f"console=ttyS0 quiet panic=-1 cryptomgr.notests {cmdline}")
         told = list(_told(directory, (*argv, *boot)))

@@ -3,13 +3,11 @@
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.packages.roots import REPOSITORY, TIMEOUT_S, bootstrap, package
-from tests.role.commands import output
+from tests.packages.roots import REPOSITORY, Root, bootstrap, package
 from vmckpt import __version__
 
 # A root takes a minute, and its packages another, on a quiet machine.
@@ -41,27 +39,11 @@ dpkg --install /vmckpt.deb
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A directory with a Debian in it, and nothing that its own packages did not bring."""
-
-    path: Path
-    release: str
-
-    def run(self, *argv: str) -> str:
-        """What a command in the root prints. Its processes and mounts end with it."""
-        proc = f"--mount-proc={self.path / 'proc'}"
-        apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", proc]
-        clean = ["env", "--ignore-environment", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"]
-        settings = ["HOME=/root", "DEBIAN_FRONTEND=noninteractive", "VMCKPT_STATE_DIR=/tmp/state"]
-        command = [*apart, "chroot", str(self.path), *clean, *settings, *argv]
-        return output(command, timeout_s=TIMEOUT_S)
-
-    def files(self) -> set[str]:
-        """All files with vmckpt in their names, but the package and what man rendered."""
-        others = ["-path", "/proc", "-o", "-path", "/var/cache/man", "-o", "-path", "/vmckpt.deb"]
-        wanted = ["-name", "*vmckpt*", "-print"]
-        return set(self.run("find", "/", "(", *others, ")", "-prune", "-o", *wanted).splitlines())
+def files(root: Root) -> set[str]:
+    """All files with vmckpt in their names, but the package and what man rendered."""
+    others = ["-path", "/proc", "-o", "-path", "/var/cache/man", "-o", "-path", "/vmckpt.deb"]
+    wanted = ["-name", "*vmckpt*", "-print"]
+    return set(root.run("find", "/", "(", *others, ")", "-prune", "-o", *wanted).splitlines())
 
 
 @pytest.fixture(scope="module", params=PYTHON_OF)
@@ -74,10 +56,9 @@ def root(
     made = Root(path, release)
     try:
         bootstrap(release, path, "--include=man-db")
-        assert made.files() == set()
+        assert files(made) == set()
         shutil.copy(package(), path / "vmckpt.deb")
-        made.run("apt-get", "update")
-        made.run("apt-get", "install", "--yes", "--no-install-recommends", "/vmckpt.deb")
+        made.install("/vmckpt.deb")
         yield made
     finally:
         shutil.rmtree(path)
@@ -107,7 +88,7 @@ def test_it_has_manuals_completion_and_units(root: Root) -> None:
         "complete --command vmckpt" in (share / "fish/vendor_completions.d/vmckpt.fish").read_text()
     )
     units = {unit.name for unit in (REPOSITORY / "units").rglob("*") if unit.is_file()}
-    assert {Path(file).name for file in root.files() if "/usr/lib/systemd/system/" in file} == units
+    assert {Path(file).name for file in files(root) if "/usr/lib/systemd/system/" in file} == units
 
 
 def test_it_has_a_resource_agent(root: Root) -> None:
@@ -122,4 +103,4 @@ def test_it_is_not_replaced_while_its_jobs_run(root: Root) -> None:
 
 def test_it_leaves_nothing(root: Root) -> None:
     root.run("apt-get", "purge", "--yes", "vmckpt")
-    assert root.files() == set()
+    assert files(root) == set()

@@ -26,7 +26,7 @@ _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
 <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type><kernel>{image}/vmlinuz</kernel>
-<initrd>{image}/initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 cryptomgr.notests \
+<initrd>{image}/initrd</initrd>{firmware}<cmdline>console=ttyS0 quiet panic=-1 cryptomgr.notests \
 vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
 <features><acpi/></features>
 <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>
@@ -76,10 +76,11 @@ def run_domain(
     disk: Path | None = None,
     disk_xml: str = "",
     devices: str = "",
+    firmware: str = "",
 ) -> None:
     """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`.
 
-    `devices`: XML of more devices.
+    `devices`: XML of more devices; `firmware`: of what boots it.
     """
     if disk is not None:
         for each in HOSTS:
@@ -96,6 +97,7 @@ def run_domain(
             image=image(),
             disk=disk_xml if disk is None else _DISK.format(path=disk),
             devices=devices,
+            firmware=firmware,
         )
     )
     machines.virsh(host, "define", str(xml))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.domains.planned import plan_copy, plan_itself
+from vmckpt.checkpoint.domains.planned import Where, plan_copy, plan_itself
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, DomainFacts, own_facts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.store.files.manifest import AreaFacts, Manifest
+from vmckpt.vm.domains.description import ImageFile
 from vmckpt.vm.domains.parts import parts_of
 
 pytestmark = pytest.mark.unit
@@ -96,13 +97,42 @@ def test_only_libvirt_makes_its_machine_again() -> None:
         plan_itself(facts(domain=None))
 
 
+ELSEWHERE = Where(
+    lambda _n, part, kind: Path("/new") / f"{part.target}.{kind}",
+    lambda store: Path("/new") / f"nvram.{store.format}",
+)
+
+
+def test_a_uefi_variable_store_is_one_more_image() -> None:
+    """Its content is QEMU's to write, so it is no disk."""
+
+    def stored(text: str) -> tuple[ImageFile | None, ...]:
+        with_store = text.replace("</os>", "<nvram template='/t'>/v/web_VARS.fd</nvram></os>")
+        taken = facts(domain=DomainFacts(UUID, with_store, with_store))
+        plans = (
+            plan_itself(taken),
+            plan_itself(taken, ELSEWHERE),
+            plan_copy(taken, "web-2", keep_macs=False, plugged=False),
+        )
+        for plan in plans:
+            assert plan.images[-1] == plan.variables
+            assert len(plan.images) == len(plan.disks) + 1
+            for xml in (plan.xml, plan.definition):
+                assert parts_of(xml).variables == plan.variables
+        return tuple(plan.variables for plan in plans)
+
+    places = [Path("/v/web_VARS.fd"), Path("/new/nvram.raw"), Path("/v/web-2_VARS.fd")]
+    assert stored(XML) == tuple(ImageFile(path, "raw") for path in places)
+    assert plan_itself(facts()).variables is None
+
+
 def test_the_domain_itself_has_its_images_where_they_were_or_where_they_are_put() -> None:
     plan = plan_itself(facts())
     assert (plan.name, plan.uuid) == ("web", UUID)
     assert [(one.target, one.area, str(one.image.path)) for one in plan.disks] == [
         ("vda", "disk-0", "/i/web.qcow2"), ("vdb", "disk-1", "/dev/vg/data"),
     ]  # fmt: skip
-    moved = plan_itself(facts(), lambda _n, part, kind: Path("/new") / f"{part.target}.{kind}")
+    moved = plan_itself(facts(), ELSEWHERE)
     for text in (moved.xml, moved.definition):
         assert [str(part.path) for part in parts_of(text).disks] == [
             "/new/vda.qcow2", "/i/cd.iso", "/new/vdb.raw",

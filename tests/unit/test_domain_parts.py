@@ -8,8 +8,9 @@ import pytest
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.preflight.domains.capture import described
 from vmckpt.preflight.finding import Verdict
+from vmckpt.vm.domains.description import ImageFile
 from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import DomainIdentity, Image, as_copy, with_images
+from vmckpt.vm.domains.rewritten import DomainIdentity, as_copy, with_images
 
 pytestmark = pytest.mark.unit
 DOMAIN = """\
@@ -58,9 +59,12 @@ def test_the_parts_of_a_domain_are_found() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("</devices>", "<tpm model='tpm-crb'/></devices>", "TPM"),
-        ("</os>", "<nvram>/n.fd</nvram></os>", "UEFI variables"),
-        ("</os>", "<loader readonly='yes' type='pflash'>/c.fd</loader></os>", "UEFI variables"),
+        ("</devices>", "<tpm><backend type='passthrough'/></tpm></devices>", "TPM of type passthr"),
+        (
+            "</os>",
+            "<nvram type='network'><source name='n'/></nvram></os>",
+            "UEFI variables are not",
+        ),
         ("<devices>", "<memoryBacking><hugepages/></memoryBacking><devices>", "huge pages"),
         ("<devices>", "<cpu><numa><cell id='0'/></numa></cpu><devices>", "NUMA"),
         ("<devices>", "<launchSecurity type='sev'/><devices>", "encrypted memory"),
@@ -115,7 +119,10 @@ def test_a_name_or_size_that_no_checkpoint_records_is_refused(name: str, memory:
 
 
 def test_disks_get_other_images_and_nothing_else_changes() -> None:
-    images = {"vda": Image(Path("/new/a.qcow2"), "qcow2"), "vdb": Image(Path("/new/b.raw"), "raw")}
+    images = {
+        "vda": ImageFile(Path("/new/a.qcow2"), "qcow2"),
+        "vdb": ImageFile(Path("/new/b.raw"), "raw"),
+    }
     root = ElementTree.fromstring(with_images(DOMAIN, images))
     found = {
         str(disk.find("target").get("dev")): disk  # type: ignore[union-attr]

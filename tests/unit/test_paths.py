@@ -14,7 +14,7 @@ from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.start import Qemu, new_qemu_id
 
 STATE = Path("/var/lib/vmckpt")
-names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,39}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", fullmatch=True)
 ids = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
 
 

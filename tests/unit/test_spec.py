@@ -111,8 +111,8 @@ MALFORMED = [
     # (what is wrong, text, line, key, a word of the reason)
     ("a missing name", 'memory = "1G"\n', 1, "name", "missing"),
     ("a missing memory", 'name = "web"\n', 1, "memory", "missing"),
-    ("a name with capitals", 'memory = "1G"\nname = "Web"\n', 2, "name", "[a-z0-9]"),
-    ("a name with a slash", 'name = "../web"\nmemory = "1G"\n', 1, "name", "[a-z0-9]"),
+    ("a name with a space", 'memory = "1G"\nname = "the web"\n', 2, "name", "[A-Za-z0-9]"),
+    ("a name with a slash", 'name = "../web"\nmemory = "1G"\n', 1, "name", "[A-Za-z0-9]"),
     ("a name that is too long", f'name = "{"x" * 41}"\nmemory = "1G"\n', 1, "name", "40"),
     ("a name that is a number", 'name = 7\nmemory = "1G"\n', 1, "name", "text in quotes"),
     ("memory without a unit's text", 'name = "web"\nmemory = 512\n', 2, "memory", "text in quotes"),

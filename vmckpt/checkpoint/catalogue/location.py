@@ -46,7 +46,7 @@ from vmckpt.store.store import Checkpoint, Store
 
 Key = KeySource | None
 LEND_TIMEOUT_S, MAKING_S, POLL_S = 30.0, 10.0, 0.02
-_OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
+_OF_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(/.*)?")
 
 
 @dataclass(frozen=True, slots=True)

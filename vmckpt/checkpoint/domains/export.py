@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
-from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_itself
-from vmckpt.checkpoint.domains.save_image import write_save_image
+from vmckpt.checkpoint.domains.planned import PlannedDomain, Where, plan_itself
+from vmckpt.checkpoint.domains.save_image import variables_bytes, write_save_image
 from vmckpt.checkpoint.facts import usable_facts
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.sequence.in_thread import until_cancelled
 from vmckpt.store.store import Store
+from vmckpt.vm.domains.rewritten import VARIABLES
 
 IMAGE, DEFINITION = "memory.save", "domain.xml"
 LIBVIRT_SAVE = "libvirt-save"
@@ -72,7 +73,7 @@ def _export(
 ) -> ExportedDomain:
     with store.read(checkpoint_id) as point:
         facts = usable_facts(point.manifest)
-        plan = plan_itself(facts, lambda _n, part, kind: directory / f"{part.target}.{kind}")
+        plan = plan_itself(facts, _inside(directory))
         unfinished = directory.with_name(f".{directory.name}.part-{secrets.token_hex(4)}")
 
         def watched(done: int, total: int) -> None:
@@ -86,6 +87,9 @@ def _export(
                     chunks = while_wanted(point.area(disk.area).stream(), still_wanted)
                     path = unfinished / disk.image.path.name
                     write_image(path, disk.image.format, disk.size_bytes, chunks)
+                if (variables := plan.variables) is not None:
+                    path = unfinished / variables.path.name
+                    write_image(path, variables.format, variables_bytes(point, facts), ())
                 with open(unfinished / IMAGE, "xb", opener=_private) as file:
                     write_save_image(file, plan.xml, point, facts, watched)
                     file.flush()
@@ -105,8 +109,15 @@ def _export(
         directory,
         directory / IMAGE,
         directory / DEFINITION if plan.definition else None,
-        tuple(disk.image.path for disk in plan.disks),
+        tuple(image.path for image in plan.images),
         written_bytes,
+    )
+
+
+def _inside(directory: Path) -> Where:
+    return Where(
+        lambda _number, part, kind: directory / f"{part.target}.{kind}",
+        lambda store: directory / f"{VARIABLES}.{store.format}",
     )
 
 

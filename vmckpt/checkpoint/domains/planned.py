@@ -4,18 +4,29 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.checkpoint.facts import CheckpointFacts, DomainFacts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.description import ImageFile, parse_domain
 from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import DomainIdentity, Image, as_copy, with_images
+from vmckpt.vm.domains.rewritten import VARIABLES, DomainIdentity, as_copy, with_images
 
 # libvirt's own, for copies of block devices.
 IMAGES = Path("/var/lib/libvirt/images")
-# The image of a disk, by its number, its name in the domain and its format.
-Where = Callable[[int, DomainPart, str], Path]
+
+
+class Where(NamedTuple):
+    """Where images are to be: a disk's by its number, the disk and its format; that of the UEFI
+    variable store by what it is now.
+    """
+
+    disk: Callable[[int, DomainPart, str], Path]
+    variables: Callable[[ImageFile], Path]
+
+
+THERE = Where(lambda _number, part, _kind: part.path, lambda store: store.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +36,29 @@ class DomainDiskPlan:
     target: str
     area: str
     size_bytes: int
-    image: Image
+    image: ImageFile
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDomain:
-    """A domain to be started from a checkpoint. `definition`: "" for a transient one."""
+    """A domain to be started from a checkpoint. `definition`: "" for a transient one.
+
+    `variables`: its UEFI variable store. QEMU writes the content when the guest runs: it is part of
+    its own state.
+    """
 
     name: str
     uuid: str
     xml: str
     definition: str
     disks: tuple[DomainDiskPlan, ...]
+    variables: ImageFile | None
+
+    @property
+    def images(self) -> tuple[ImageFile, ...]:
+        """All files that it is to have of its own."""
+        own = (self.variables,) if self.variables else ()
+        return (*(disk.image for disk in self.disks), *own)
 
 
 def domain_of(facts: CheckpointFacts) -> DomainFacts:
@@ -51,12 +73,13 @@ def domain_of(facts: CheckpointFacts) -> DomainFacts:
     return facts.domain
 
 
-def plan_itself(facts: CheckpointFacts, where: Where | None = None) -> PlannedDomain:
+def plan_itself(facts: CheckpointFacts, where: Where = THERE) -> PlannedDomain:
     """The domain itself, its images where they were, or elsewhere."""
     domain = domain_of(facts)
-    disks = _disks(facts, domain, where or (lambda _number, part, _kind: part.path))
+    disks = _disks(facts, domain, where)
     name = parse_domain(domain.xml).name
-    return _planned(name, domain.uuid, (domain.xml, domain.definition), disks)
+    store = _variables(domain, where)
+    return _planned(name, domain.uuid, (domain.xml, domain.definition), disks, store)
 
 
 def plan_copy(
@@ -73,7 +96,8 @@ def plan_copy(
         folder = IMAGES if part.path.is_relative_to("/dev") else part.path.parent
         return folder / f"{name}-{number}.{kind}"
 
-    disks = _disks(facts, domain, beside)
+    where = Where(beside, lambda store: store.path.with_name(f"{name}_VARS{store.path.suffix}"))
+    disks = _disks(facts, domain, where)
     known = {part.target for part in parts_of(domain.xml).disks}
     later = parts_of(domain.definition).disks if domain.definition else ()
     for part in later:
@@ -85,15 +109,26 @@ def plan_copy(
                 remedy="take another checkpoint when the domain has that disk, or has lost it",
             )
     texts = [as_copy(text, new) if text else "" for text in (domain.xml, domain.definition)]
-    return _planned(name, new.uuid, texts, disks)
+    return _planned(name, new.uuid, texts, disks, _variables(domain, where))
 
 
 def _planned(
-    name: str, new_uuid: str, texts: Iterable[str], disks: tuple[DomainDiskPlan, ...]
+    name: str,
+    new_uuid: str,
+    texts: Iterable[str],
+    disks: tuple[DomainDiskPlan, ...],
+    variables: ImageFile | None,
 ) -> PlannedDomain:
     images = {disk.target: disk.image for disk in disks}
+    if variables is not None:
+        images[VARIABLES] = variables
     xml, definition = (with_images(text, images) if text else "" for text in texts)
-    return PlannedDomain(name, new_uuid, xml, definition, disks)
+    return PlannedDomain(name, new_uuid, xml, definition, disks, variables)
+
+
+def _variables(domain: DomainFacts, where: Where) -> ImageFile | None:
+    store = parts_of(domain.xml).variables
+    return store and store._replace(path=where.variables(store))
 
 
 def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[DomainDiskPlan, ...]:
@@ -118,6 +153,6 @@ def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[D
                 why="it was not stored with it",
                 remedy="restore another checkpoint",
             )
-        image = Image(where(number, part, disk.format), disk.format)
+        image = ImageFile(where.disk(number, part, disk.format), disk.format)
         found.append(DomainDiskPlan(part.target, disk.area, disk.size_bytes, image))
     return tuple(found)

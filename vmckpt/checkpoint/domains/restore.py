@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.location import reading
-from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.disks.qcow2 import Chunks, write_image
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
 from vmckpt.checkpoint.domains.record import (
     PendingDomain,
@@ -27,7 +27,7 @@ from vmckpt.checkpoint.domains.record import (
     settle_restore,
     write_down,
 )
-from vmckpt.checkpoint.domains.save_image import write_save_image
+from vmckpt.checkpoint.domains.save_image import variables_bytes, write_save_image
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.history import History
@@ -50,6 +50,7 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
+from vmckpt.vm.domains.description import ImageFile
 from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.parts import parts_of
@@ -212,7 +213,7 @@ class _DomainRestoring:
         )
 
     def _pending(self) -> PendingDomain:
-        paths = [str(disk.image.path) for disk in self._plan.disks]
+        paths = [str(image.path) for image in self._plan.images]
         return PendingDomain(
             name=self._plan.name,
             uuid=self._plan.uuid,
@@ -224,11 +225,11 @@ class _DomainRestoring:
         )
 
     async def _require_new_images(self) -> None:
-        for disk in self._plan.disks:
-            if await self._host.exists(disk.image.path):
+        for image in self._plan.images:
+            if await self._host.exists(image.path):
                 raise RefusedError(
-                    f"{disk.image.path} exists already",
-                    why=f"disk {disk.target} would be written there",
+                    f"{image.path} exists already",
+                    why="a disk or the UEFI variables would be written there",
                     remedy="remove it if nothing needs it, or make a copy: --as NAME",
                 )
 
@@ -239,8 +240,11 @@ class _DomainRestoring:
             return
         if old.name != self._plan.name:
             raise self._in_the_way(f"it is called '{old.name}' now", "rename it: virsh domrename")
-        paths = {str(part.path) for part in parts_of(old.seen.xml).disks if not part.read_only}
-        if paths != {str(disk.image.path) for disk in self._plan.disks}:
+        now = parts_of(old.seen.xml)
+        paths = {str(part.path) for part in now.disks if not part.read_only}
+        if now.variables is not None:
+            paths.add(str(now.variables.path))
+        if paths != {str(image.path) for image in self._plan.images}:
             raise self._in_the_way(
                 f"its disks are {', '.join(sorted(paths)) or 'none'} now, which are others than "
                 "those of the checkpoint",
@@ -267,22 +271,27 @@ class _DomainRestoring:
     def _write(self, image: Path) -> None:
         """Write the images and the save image. Blocking. Raises StorageError, DamagedError."""
         for disk in self._plan.disks:
-            path = disk.image.path
-            with storage_errors(f"write {path}"):
-                if self._old is not None and not path.is_file():
-                    raise RefusedError(
-                        f"{path} cannot be replaced",
-                        why=f"disk {disk.target} is no file there: it is a block device, or gone",
-                        remedy="make a copy: --as NAME",
-                    )
-                make_dir_durably(path.parent)
-                proof = proof_of(path, self._files.qemu_id)
-                chunks = self._point.area(disk.area).stream()
-                write_image(proof, disk.image.format, disk.size_bytes, chunks)
-                if self._old is None:
-                    take_name(proof, path)
+            chunks = self._point.area(disk.area).stream()
+            self._write_image(disk.image, disk.size_bytes, chunks)
+        if (variables := self._plan.variables) is not None:
+            self._write_image(variables, variables_bytes(self._point, self._facts), ())
         with storage_errors(f"write {image}"), image.open("xb") as file:
             write_save_image(file, self._plan.xml, self._point, self._facts)
+
+    def _write_image(self, image: ImageFile, size_bytes: int, chunks: Chunks) -> None:
+        path = image.path
+        with storage_errors(f"write {path}"):
+            if self._old is not None and not path.is_file():
+                raise RefusedError(
+                    f"{path} cannot be replaced",
+                    why="it is no file: it is a block device, or gone",
+                    remedy="make a copy: --as NAME",
+                )
+            make_dir_durably(path.parent)
+            proof = proof_of(path, self._files.qemu_id)
+            write_image(proof, image.format, size_bytes, chunks)
+            if self._old is None:
+                take_name(proof, path)
 
     async def _started(self, image: Path, pending: PendingDomain) -> None:
         await self._session.restore(image)

@@ -17,6 +17,8 @@ from vmckpt.store.area import Area
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 
+# The memory of the second flash chip, as x86 machines call it.
+_VARIABLES = "system.flash1"
 _MAGIC, _VERSION, _WAS_RUNNING = b"LibvirtQemudSave", 2, 1
 # Magic, version, length of the XML, whether it ran, compression, a cookie's offset, and reserve.
 _HEADER = struct.Struct("<16s5I56x")
@@ -49,6 +51,14 @@ def write_save_image(
     file.write(words)
     head = _head(point, facts)
     file.writelines(plain_stream(head, _pages(point.area(RAM), facts.memory_bytes, moved)))
+
+
+def variables_bytes(point: Checkpoint, facts: CheckpointFacts) -> int:
+    """The size of its UEFI variable store. Blocking. Raises RefusedError: it has none."""
+    try:
+        return dict(_head(point, facts).blocks)[_VARIABLES]
+    except KeyError as exc:
+        raise _unknown(f"they have no {_VARIABLES}") from exc
 
 
 def _head(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:

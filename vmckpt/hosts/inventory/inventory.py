@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_name(name: str, what: str) -> str:
     """Validate and return `name`.
 
-    Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters.
+    Raises UsageError unless it is [A-Za-z0-9][A-Za-z0-9._-]* of at most 40 characters.
     """
     if not _NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(
             f"'{name}' is not a name for a {what}",
-            why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
+            why="names match [A-Za-z0-9][A-Za-z0-9._-]* and have at most 40 characters",
             remedy="choose another name",
         )
     return name

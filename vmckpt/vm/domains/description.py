@@ -37,6 +37,13 @@ class DomainInterface(NamedTuple):
     mac: str = ""
 
 
+class ImageFile(NamedTuple):
+    """An image in a file: of a disk, or of a UEFI variable store."""
+
+    path: Path
+    format: str
+
+
 class Description(NamedTuple):
     """The description of a domain. `accel` is the domain's type: kvm or qemu (TCG).
 
@@ -94,7 +101,7 @@ def parse_domain(xml: str) -> Description:
             interfaces=tuple(_interface(nic) for nic in root.iterfind("devices/interface")),
             files=tuple(Path(text) for text in _files(root)),
             passed_through=tuple(_passed_through(root)),
-            variables=_variables(root),
+            variables=store.path if (store := variables_of(root)) else None,
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
@@ -164,13 +171,14 @@ def _files(root: ElementTree.Element) -> Iterator[str]:
             yield text
 
 
-def _variables(root: ElementTree.Element) -> Path | None:
+def variables_of(root: ElementTree.Element) -> ImageFile | None:
+    """Its UEFI variable store; None: it has none, or not in a file."""
     element = root.find("os/nvram")
     if element is None:
         return None
     source = element.find("source")  # the source may be on the network, not a file
     path = (element.text or "").strip() if source is None else source.get("file")
-    return Path(path) if path else None
+    return ImageFile(Path(path), element.get("format", "raw")) if path else None
 
 
 def _passed_through(root: ElementTree.Element) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from vmckpt.vm.domains.description import parse_xml
+from vmckpt.vm.domains.description import ImageFile, parse_xml, variables_of
 
 FORMATS = ("qcow2", "raw")
 # Their memory is read and tracked like RAM, and restored with it.
@@ -14,10 +14,7 @@ VIDEO = ("vga", "virtio", "bochs", "cirrus", "none")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 # Elements of <domain> or <devices> whose state is outside QEMU, or that write memory without it.
 _OUTSIDE = {
-    "devices/tpm": "a TPM, whose state is outside QEMU",
-    "os/nvram": "UEFI variables in a file that is not a disk",
-    "os/loader[@type='pflash']": "UEFI variables in a file that is not a disk",
-    "os/varstore": "UEFI variables in a file that is not a disk",
+    "os/varstore": "UEFI variables in a file that only QEMU can read (varstore)",
     "launchSecurity": "encrypted memory",
     "memoryBacking/hugepages": "huge pages",
     "devices/hostdev": "a device passed through",
@@ -25,7 +22,6 @@ _OUTSIDE = {
     "devices/filesystem": "a file system of its host",
     "devices/vsock": "a vsock device (vhost), which bypasses QEMU",
     "devices/memory": "memory modules",
-    "devices/redirdev": "USB redirection",
     "devices/smartcard": "a smartcard",
     "devices/nvram": "an NVRAM device",
     "cpu/numa": "several NUMA nodes",
@@ -50,6 +46,7 @@ class Parts(NamedTuple):
     """
 
     disks: tuple[DomainPart, ...]
+    variables: ImageFile | None
     macs: tuple[str, ...]
     aliases: tuple[str, ...]
     obstacles: tuple[str, ...]
@@ -80,6 +77,7 @@ def parts_of(xml: str) -> Parts:
     macs = [mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac")]
     return Parts(
         tuple(disks),
+        variables_of(root),
         tuple(mac for mac in macs if _MAC.fullmatch(mac)),
         tuple(sorted(alias.get("name", "") for alias in root.iterfind("devices/*/alias"))),
         tuple(obstacles),
@@ -87,9 +85,15 @@ def parts_of(xml: str) -> Parts:
 
 
 def _obstacles(root: ElementTree.Element) -> Iterator[str]:
-    yield from dict.fromkeys(
-        f"it has {what}" for path, what in _OUTSIDE.items() if root.find(path) is not None
-    )
+    for path, what in _OUTSIDE.items():
+        if root.find(path) is not None:
+            yield f"it has {what}"
+    # QEMU's state has that of an emulated TPM, and the content of the UEFI variable store.
+    for backend in root.iterfind("devices/tpm/backend"):
+        if backend.get("type") != "emulator":
+            yield f"it has a TPM of type {backend.get('type')}, which is its host's"
+    if root.find("os/nvram") is not None and variables_of(root) is None:
+        yield "its UEFI variables are not in a file"
     for nic in root.iterfind("devices/interface"):
         if nic.get("type") in _BYPASSING_NICS:
             yield f"it has a NIC of type {nic.get('type')}, which bypasses QEMU"

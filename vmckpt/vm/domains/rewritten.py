@@ -1,13 +1,12 @@
 """A domain's XML with other images, or as a copy of the domain. Pure."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.domains.description import parse_xml
+from vmckpt.vm.domains.description import ImageFile, parse_xml, variables_of
 
 # Prefixes that people know; libvirt goes by the URIs.
 for _prefix, _uri in (
@@ -21,15 +20,10 @@ _HEARTBEATS = "{urn:vmckpt}heartbeats"
 _GUEST_SIDE = ("mac", "model", "address", "alias", "rom", "driver", "boot", "mtu", "acpi")
 # Where libvirt makes sockets of its own choice.
 _LIBVIRTS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/")
+# Among images: no disk has this name.
+VARIABLES = "nvram"
 _BASES = ("backingStore", "mirror")
 _CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
-
-
-class Image(NamedTuple):
-    """The image of one disk."""
-
-    path: Path
-    format: str
 
 
 class DomainIdentity(NamedTuple):
@@ -41,10 +35,11 @@ class DomainIdentity(NamedTuple):
     isolated: bool
 
 
-def with_images(xml: str, images: Mapping[str, Image]) -> str:
+def with_images(xml: str, images: Mapping[str, ImageFile]) -> str:
     """The XML with these images, by the disks' names (vda): they are based on no others.
 
-    It is returned as it was if it has them already. Raises UsageError.
+    VARIABLES: the UEFI variable store. It is returned as it was if it has them already. Raises
+    UsageError.
     """
     root, is_changed = parse_xml(xml, "a domain's XML"), False
     for disk in root.iterfind("devices/disk"):
@@ -53,17 +48,29 @@ def with_images(xml: str, images: Mapping[str, Image]) -> str:
         if image is not None and not _has(disk, image):
             _give(disk, image)
             is_changed = True
+    store = images.get(VARIABLES)
+    if store is not None and variables_of(root) not in (None, store):
+        _give_variables(root, store)
+        is_changed = True
     return ElementTree.tostring(root, encoding="unicode") if is_changed else xml
 
 
-def _has(disk: ElementTree.Element, image: Image) -> bool:
+def _give_variables(root: ElementTree.Element, image: ImageFile) -> None:
+    for element in root.iterfind("os/nvram"):
+        if (source := element.find("source")) is None:
+            element.text = str(image.path)
+        else:
+            source.set("file", str(image.path))
+
+
+def _has(disk: ElementTree.Element, image: ImageFile) -> bool:
     source, driver = disk.find("source"), disk.find("driver")
     if source is None or driver is None or any(disk.find(name) is not None for name in _BASES):
         return False
     return (source.get("file"), driver.get("type")) == (str(image.path), image.format)
 
 
-def _give(disk: ElementTree.Element, image: Image) -> None:
+def _give(disk: ElementTree.Element, image: ImageFile) -> None:
     for name in ("source", *_BASES):
         for old in disk.findall(name):
             disk.remove(old)
