@@ -40,7 +40,7 @@ from vmckpt.checkpoint.restore.making import (
     take_name,
     write_down,
 )
-from vmckpt.checkpoint.restore.old_vm import pause_or_kill, resume_old
+from vmckpt.checkpoint.restore.old_vm import is_paused, pause_or_kill, resume_old
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -152,6 +152,9 @@ async def entitled(planned: PlannedRestore, options: RestoreOptions) -> AsyncIte
 
 class _Restoring:
     """One restore."""
+
+    # Whether the guest that is to be replaced was paused before.
+    _old_was_paused = False
 
     def __init__(
         self,
@@ -271,6 +274,8 @@ class _Restoring:
 
         Raises OperationFailedError if the machine differs.
         """
+        if self._old is not None:
+            self._old_was_paused = await is_paused(self._old)
         await write_down(self._planned.vm, self._making())
         await finish(in_thread(self._make_disks))
         qemu, monitor = await self._start()
@@ -293,7 +298,7 @@ class _Restoring:
         planned = self._planned
         if self._options.in_place:
             renames = [(self._made[disk.number], disk.path) for disk in planned.disks]
-            return making(planned.vm, renames=renames)
+            return making(planned.vm, renames=renames, was_paused=self._old_was_paused)
         own = [planned.own_variables] if planned.own_variables else []
         return making(planned.vm, (*own, *self._made.values()))
 
@@ -431,7 +436,7 @@ class _Restoring:
         except BaseException:
             # End the new QEMU first: even if `cont` took effect, only one guest runs.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
-            await resume_old(old)
+            await resume_old(old, was_paused=self._old_was_paused)
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
