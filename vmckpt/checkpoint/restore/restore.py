@@ -55,6 +55,7 @@ from vmckpt.checkpoint.restore.planned import (
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.secret import keep
+from vmckpt.checkpoint.whole import saved_room
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
@@ -380,7 +381,9 @@ class _Restoring:
             return
         area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
         file = self._files.saved_file(in_memory=self._source.secret is not None)
-        await load_whole(monitor, area, self._files, mapped=mapped, file=file)
+        size_bytes = len(area.numbers()) * area.chunk_bytes if mapped else 0
+        async with saved_room(self._host, self._planned.spec, self._files, file, size_bytes):
+            await load_whole(monitor, area, self._files, mapped=mapped, file=file)
 
     def _keep_key(self) -> Path | None:
         """Keep an encrypted store's secret for the pager and its successors. Blocking."""
