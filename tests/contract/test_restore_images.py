@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -21,13 +22,14 @@ from vmckpt.checkpoint.restore import restore_disks as disks_alone
 from vmckpt.checkpoint.restore.fork import Forked, ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
-from vmckpt.errors import BusyError, OperationFailedError, RefusedError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import read_owner
 from vmckpt.hosts.processes import promises
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.checkpoint import NewImage, Wanted, _disks, require_replaceable
 from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.store.area import Area, Chunks
 from vmckpt.store.files.manifest import Manifest
@@ -307,6 +309,34 @@ def test_a_name_in_use_fails_its_fork_alone(
     first, second = asyncio.run(forked())
     assert "vm run" in first.error
     assert "QEMU did not start" in second.error
+
+
+def test_a_fork_that_runs_stays_where_a_full_disk_keeps_its_record_from_being_finished(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran, and was ended: the same of a restore is a warning."""
+
+    async def full(*_: object) -> None:
+        raise StorageError("cannot write spec.toml", why="no space left", remedy="make room")
+
+    async def no_undo(*_: object) -> None:
+        pytest.fail("it runs")
+
+    monkeypatch.setattr(forks, "settle", full)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False)
+
+    async def settled() -> Forked:
+        async with reading(asked.location, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, AS_COPY, host)
+            work = forks._Forking(host, point, wish, asked.location, "r")
+            monkeypatch.setattr(work, "_undo", no_undo)
+            ready = forks._Ready(planned, [], cast("Monitor", object()), "", 0.0)
+            return await work._settled(ready)
+
+    made = asyncio.run(settled())
+    assert made.error == ""
+    assert "no space left" in made.warnings[0]
 
 
 def test_the_guest_of_an_interrupted_migration_stays(
