@@ -31,6 +31,7 @@ from vmckpt.group import restore as group_restores
 from vmckpt.group.groups import Group
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
+from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.kind import Outcome
@@ -143,6 +144,28 @@ def test_a_vm_that_may_run_on_a_silent_host_is_restored_where_it_is_asked_for_al
     assert asyncio.run(where(copy=True)) == "e"
     inventory_has(monkeypatch, site.evil, site.good)
     assert asyncio.run(where(copy=False)) == "e"
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_nothing_is_restored_on_a_drained_host_that_was_not_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, copy: bool
+) -> None:
+    """The checkpoint was taken there; then the host was to be free of VMs."""
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    inventory_has(monkeypatch, site.evil, site.good)
+    monkeypatch.setattr(inventory, "find_host", lambda _: site.evil)
+
+    async def where() -> str:
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
+        return (await restores_on(entry, lambda _: None, copy=copy)).name
+
+    assert asyncio.run(where()) == "e"
+    asyncio.run(close(site.evil, {}))
+    with pytest.raises(RefusedError, match="e is drained"):
+        asyncio.run(where())
+    home(site.evil, "qe")  # where the VM is, it may be restored in place
+    if not copy:
+        assert asyncio.run(where()) == "e"
 
 
 def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
