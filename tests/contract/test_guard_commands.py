@@ -22,12 +22,18 @@ import pytest
 from tests.commands import vmckpt
 from tests.unit.test_guard_records import request as asked
 from vmckpt.errors import RefusedError
+from vmckpt.fleet.guard import guard as guards
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
-from vmckpt.fleet.guard.record import GuardPhase, GuardRecord
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, Where
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, VmStatus
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 
@@ -258,6 +264,35 @@ def test_a_command_after_a_rollback_runs_whatever_the_guest_has_said(
         said = (tmp_path / "why").read_text()
         assert said.startswith(why[:12])
         assert said[:-1].isprintable()
+
+
+def test_a_vm_whose_disk_could_not_be_restored_is_not_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rollback made a file in the host's memory of its volume."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    text = f'name = "web"\nmemory = "64M"\n[[disks]]\npath = "{tmp_path}/volume"\n'
+    directory = vm_dir(tmp_path, "web")
+    spec = parse_spec(text, "x", directory.path)
+    qemu = Qemu(directory.qemu("1"), ProcessId(0, 0), Platform("q35", "tcg", "qemu64"))
+    vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
+
+    async def find(*_: object) -> Vm:
+        return vm
+
+    async def well(*_: object) -> list[str]:
+        return []
+
+    async def is_block_device(_: object, path: Path) -> bool:
+        return path.name == "volume"
+
+    monkeypatch.setattr(guards, "health_problems", well)
+    monkeypatch.setattr(LocalHost, "is_block_device", is_block_device)
+    tools = guards.GuardTools(print, print, cast("Any", None), 1, find)
+    request = replace(asked(), vm="web", checks=(), where=Where.HERE)
+    with pytest.raises(RefusedError, match="'web' could not be rolled back"):
+        asyncio.run(guards.guard("r1", request, tools))
+    assert guard(tmp_path, "list", "--json") == (0, {"guards": []})
 
 
 class _Spec:

@@ -156,6 +156,29 @@ def test_an_image_that_a_vm_has_begun_to_use_meanwhile_is_not_removed(tmp_path: 
     assert [path.name for path in (tmp_path / "images").iterdir()] == ["a.raw"]
 
 
+def test_an_image_that_forks_have_found_as_their_base_meanwhile_is_not_removed(
+    tmp_path: Path,
+) -> None:
+    """The forks' own images name it, and none was there yet."""
+    point = "0123456789abcdef" * 2
+    base = tmp_path / f"images/{point}-0.raw"
+    base.parent.mkdir()
+    base.write_bytes(b"x")
+
+    def begins(_: object) -> None:
+        run = tmp_path / "jobs/fork/r1"
+        run.mkdir(parents=True)
+        order = {"request": {"wish": {"checkpoint": point}}}
+        run.joinpath("order.json").write_text(json.dumps(order))
+
+    meanwhile = Fault("resolve", first=begins)
+    local = FaultyHost("local", tmp_path, "127.0.0.1", faults=(meanwhile,))
+    with pytest.raises(RefusedError, match="is in use") as refused:
+        asyncio.run(remove_image(local, HostImage(base, 1, 1, ())))
+    assert refused.value.why == "fork run r1"
+    assert list(base.parent.iterdir()) == [base]
+
+
 def said(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
     done = vmckpt(state, *words, "--json")
     return done.returncode, json.loads(done.stdout)

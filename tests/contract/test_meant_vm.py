@@ -1,6 +1,8 @@
 """A host that has a home of a VM's name, while the VM's own host gives no answer."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,13 @@ import pytest
 from tests.contract.test_replication_leftovers import home
 from tests.contract.test_two_sites import BERLIN, PARIS, take
 from tests.faulty_host import FaultyHost, silence
+from tests.silent_ends import PLATFORM, SPEC
 from vmckpt.checkpoint import meant, operate
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
+from vmckpt.checkpoint.jobs import Fork, Forks
+from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.checkpoint.requests import TakeOptions
+from vmckpt.checkpoint.restore.fork import ForkOptions
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import (
@@ -21,15 +27,20 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
+from vmckpt.group import restore as group_restores
+from vmckpt.group.groups import Group
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
+from vmckpt.hosts.inventory.drained import close
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.jobs.kind import Outcome
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)
@@ -135,6 +146,28 @@ def test_a_vm_that_may_run_on_a_silent_host_is_restored_where_it_is_asked_for_al
     assert asyncio.run(where(copy=False)) == "e"
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_nothing_is_restored_on_a_drained_host_that_was_not_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, copy: bool
+) -> None:
+    """The checkpoint was taken there; then the host was to be free of VMs."""
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    inventory_has(monkeypatch, site.evil, site.good)
+    monkeypatch.setattr(inventory, "find_host", lambda _: site.evil)
+
+    async def where() -> str:
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
+        return (await restores_on(entry, lambda _: None, copy=copy)).name
+
+    assert asyncio.run(where()) == "e"
+    asyncio.run(close(site.evil, {}))
+    with pytest.raises(RefusedError, match="e is drained"):
+        asyncio.run(where())
+    home(site.evil, "qe")  # where the VM is, it may be restored in place
+    if not copy:
+        assert asyncio.run(where()) == "e"
+
+
 def test_a_vm_that_is_being_restored_on_another_host_is_not_restored_here(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +211,9 @@ class Job:
         self.ended = True
         self._ended.set()
 
+    async def remove(self) -> None:
+        assert self.ended
+
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_restored(
@@ -202,3 +238,75 @@ def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_resto
     with pytest.raises(error, match="there is a VM 'web' already"):
         asyncio.run(restore())
     assert jobs[0].ended is not runs
+
+
+def a_home(host: Host, name: str) -> None:
+    directory = vm_dir(host.state_dir, name)
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text(SPEC.replace("web", name))
+    directory.current.write_text(Qemu(directory.qemu("1"), ProcessId(0, 0), PLATFORM).to_json())
+
+
+def test_forks_whose_name_another_host_has_by_then_are_not_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two VMs of one name: no command on it worked, on either host."""
+    inventory_has(monkeypatch, site.evil, site.good)
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    job = Job(runs=False)
+
+    async def done(work: StoreJob[Fork, Forks], _: object) -> None:
+        a_home(site.evil, "ci-2")  # another operator's
+        async with AsyncExitStack() as locks:
+            for name in ("ci-1", "ci-2"):
+                lock = site.good.lock(lock_path(site.good.state_dir, name), owner("fork"))
+                await locks.enter_async_context(lock)
+            await operate._done(work, job, print)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(operate, "have_done", done)
+
+    async def fork() -> None:
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
+        options = ForkOptions(entry.id, "ci", 2, plugged=False)
+        await operate.fork_on(site.good, entry, options, lambda _: None, site.key)
+
+    with pytest.raises(RefusedError, match="there is a VM 'ci-2' already"):
+        asyncio.run(fork())
+    assert job.ended
+
+
+def test_a_group_one_of_whose_vms_runs_elsewhere_by_then_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two operators restored it on two hosts within seconds: each of its VMs ran twice."""
+    inventory_has(monkeypatch, site.evil, site.good)
+    monkeypatch.setattr(group_restores, "all_hosts", lambda: [site.evil, site.good], raising=False)
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+
+    @asynccontextmanager
+    async def at_work(works: object) -> AsyncIterator[tuple[object, object]]:
+        home(site.evil, "qe")  # the other operator's
+        yield Ready(), works
+
+    monkeypatch.setattr(group_restores, "at_work", at_work)
+
+    async def restore() -> None:
+        (entry,) = (await catalogue([], str(site.location), site.key)).entries
+        group = Group("g", "g", {"web": entry.id}, {"web": entry})
+        options = replace(IN_PLACE, in_place=False)
+        there: dict[str, Host] = {"web": site.good}
+        await group_restores.restore_group(group, there, options, lambda _: None, site.key)
+
+    with pytest.raises(RefusedError, match="there is a VM 'web' already"):
+        asyncio.run(restore())
+
+
+class Ready:
+    """A group's head whose members are ready."""
+
+    async def expect_all(self, word: str, _: float | None = None) -> dict[str, object]:
+        assert word == "ready", "no guest runs"
+        return {}
+
+    def send_all(self, word: str) -> None:
+        raise AssertionError(word)

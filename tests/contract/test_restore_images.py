@@ -1,14 +1,17 @@
 """What stands where a restore or a fork makes its own, and is not its own, stays."""
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from tests.contract.test_checkpoint_disks import SIZE
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
@@ -16,22 +19,27 @@ from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
-from vmckpt.checkpoint.restore.fork import ForkOptions
+from vmckpt.checkpoint.restore.fork import Forked, ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
-from vmckpt.errors import BusyError, OperationFailedError, RefusedError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import read_owner
 from vmckpt.hosts.processes import promises
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.preflight.checkpoint import Wanted, _disks
+from vmckpt.preflight.checkpoint import NewImage, Wanted, _disks, require_replaceable
 from vmckpt.preflight.finding import OK, REFUSE, Finding, ask
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.store.area import Area, Chunks
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.backing import snapshots_of
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.spec.spec import parse_spec
 
 __all__ = ["host"]
 
@@ -262,6 +270,75 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
     assert not kept.exists()
 
 
+def test_names_of_forks_are_theirs_while_what_they_share_is_loaded(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes minutes: meanwhile another operator had a VM of such a name on another host."""
+    all_fits(monkeypatch, forks, lambda: None)
+    no_qemu(monkeypatch, forks)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+    stream, seen = Area.stream, list[str]()
+
+    def watched(area: Area) -> Iterator[Chunks]:
+        owners = [read_owner(lock_path(host.state_dir, name)) for name in wish.names]
+        seen.extend(owner.action for owner in owners if owner)
+        yield from stream(area)
+
+    monkeypatch.setattr(Area, "stream", watched)
+    assert len(asyncio.run(forks.fork(host, asked.location, wish, run="r"))) == 2
+    assert seen[:2] == ["fork", "fork"]
+    assert read_owner(lock_path(host.state_dir, wish.names[0])) is None
+
+
+def test_a_name_in_use_fails_its_fork_alone(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_fits(monkeypatch, forks, lambda: None)
+    no_qemu(monkeypatch, forks)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
+    wish = replace(wish, known=asked.known, is_foreign=False)
+
+    async def forked() -> list[Forked]:
+        lock = lock_path(host.state_dir, "web-fork-1")
+        async with host.lock(lock, owner("vm run")):
+            return await forks.fork(host, asked.location, wish, run="r")
+
+    first, second = asyncio.run(forked())
+    assert "vm run" in first.error
+    assert "QEMU did not start" in second.error
+
+
+def test_a_fork_that_runs_stays_where_a_full_disk_keeps_its_record_from_being_finished(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran, and was ended: the same of a restore is a warning."""
+
+    async def full(*_: object) -> None:
+        raise StorageError("cannot write spec.toml", why="no space left", remedy="make room")
+
+    async def no_undo(*_: object) -> None:
+        pytest.fail("it runs")
+
+    monkeypatch.setattr(forks, "settle", full)
+    asked = source(host)
+    wish = ForkOptions(asked.checkpoint, "f", 1, plugged=False)
+
+    async def settled() -> Forked:
+        async with reading(asked.location, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, AS_COPY, host)
+            work = forks._Forking(host, point, wish, asked.location, "r")
+            monkeypatch.setattr(work, "_undo", no_undo)
+            ready = forks._Ready(planned, [], cast("Monitor", object()), "", 0.0)
+            return await work._settled(ready)
+
+    made = asyncio.run(settled())
+    assert made.error == ""
+    assert "no space left" in made.warnings[0]
+
+
 def test_the_guest_of_an_interrupted_migration_stays(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,3 +383,102 @@ def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalH
     directory.spec.write_text(spec(host.state_dir).replace('"web"', '"db"'))
     (told,) = asyncio.run(refusals())
     assert "web.raw, which 'web' no longer has, is in use" in told
+
+
+@pytest.mark.parametrize("path", ["/dev/vg0/web", "volume"])
+def test_no_disk_is_restored_into_a_file_among_devices(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """On a host without its volume a VM ran from a file in the host's memory, and in place such a
+    file took the volume's name: after a boot all of it was gone.
+    """
+    there = host.state_dir / "volume"
+    there.touch()
+
+    async def is_block_device(_: object, path: Path) -> bool:
+        return path == there
+
+    monkeypatch.setattr(LocalHost, "is_block_device", is_block_device)
+
+    async def refusals(*, is_new: bool) -> list[str]:
+        asked = source(host)
+        async with reading(asked.location, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, IN_PLACE, host)
+            image = NewImage(host.state_dir / path, SIZE, is_new, not is_new)
+            wanted = Wanted(planned.vm, (image,), None, None)
+            return [one.code for one in await ask(_disks(wanted)) if one.verdict == REFUSE]
+
+    for is_new in (False, True):
+        assert asyncio.run(refusals(is_new=is_new)) == ["disk-device"]
+
+
+def test_nor_are_the_disks_alone(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_block_device(_: object, path: Path) -> bool:
+        return path == host.state_dir / "web.raw"
+
+    monkeypatch.setattr(LocalHost, "is_block_device", is_block_device)
+    with pytest.raises(RefusedError, match="cannot be replaced") as refused:
+        asyncio.run(disks_alone.restore_disks(host, source(host), IN_PLACE))
+    assert "is a device" in refused.value.why
+    assert (host.state_dir / "web.raw").read_bytes() == b"newer"
+
+
+def with_snapshots(path: Path, *snapshots: tuple[str, int]) -> None:
+    """A qcow2 image's header and table of snapshots."""
+    head = struct.pack(">4sI52xIQ", b"QFI\xfb", 3, len(snapshots), 512)
+    table = b""
+    for number, (name, taken_unix_s) in enumerate(snapshots):
+        words = str(number).encode(), name.encode()
+        sizes = map(len, words)
+        one = struct.pack(">QIHHIIQII", 0, 0, *sizes, taken_unix_s, 0, 0, 0, 16)
+        one += bytes(16) + b"".join(words)
+        table += one.ljust(-(-len(one) // 8) * 8, b"\0")
+    path.write_bytes(head.ljust(512, b"\0") + table)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("snapshots", "lost"),
+    [
+        ([], ""),
+        ([("later", 200)], ""),
+        ([("golden", 50), ("later", 200), ("first", 1)], "golden, first"),
+    ],
+)
+def test_internal_snapshots_from_before_the_checkpoint_stay(
+    host: LocalHost, snapshots: list[tuple[str, int]], lost: str, *, whole: bool
+) -> None:
+    """The new image had none, and nothing said so: only what came later was said to be lost."""
+    image = host.state_dir / "web.qcow2"
+    with_snapshots(image, *snapshots)
+
+    async def refused() -> str:
+        disks = [(image, "qcow2")]
+        if not whole:
+            try:
+                await require_replaceable(host, disks, "no", 100.5)
+            except RefusedError as exc:
+                return exc.why
+            return ""
+        asked = source(host)
+        async with reading(asked.location, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, IN_PLACE, host)
+        text = spec(host.state_dir, "web.qcow2")
+        vm = planned.vm._replace(spec=parse_spec(text, "x", host.state_dir))
+        wanted = Wanted(vm, (NewImage(image, SIZE, False, True),), None, None, 100.5)
+        found = [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]
+        return "; ".join(found)
+
+    told = asyncio.run(refused())
+    assert told.endswith(lost)
+    assert bool(told) is bool(lost)
+
+
+def test_a_snapshot_that_cannot_be_read_is_one_all_the_same(host: LocalHost) -> None:
+    image = host.state_dir / "web.qcow2"
+    with_snapshots(image, ("one", 5), ("two", 6))
+    with image.open("r+b") as file:
+        file.truncate(540)
+    assert [one.name for one in asyncio.run(snapshots_of(host, image))] == ["?"]
+    image.write_bytes(b"no image")
+    assert asyncio.run(snapshots_of(host, image)) == []

@@ -13,7 +13,9 @@ from tests.remote_hosts import PipedServes
 from tests.scripted_qmp import Server
 from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted, make_home
 from vmckpt.checkpoint.group.member import ALONE
+from vmckpt.checkpoint.restore import making as restore_records
 from vmckpt.checkpoint.restore import restore as restores
+from vmckpt.checkpoint.restore.making import making, write_down
 from vmckpt.checkpoint.restore.recover import recover
 from vmckpt.checkpoint.restore.restore import _Restoring
 from vmckpt.drivers.find import _restored, find
@@ -142,6 +144,85 @@ def test_a_guest_runs_whatever_cannot_be_settled(tmp_path: Path, record: str) ->
         return guest
 
     assert asyncio.run(recovered()).run == "running"
+
+
+@pytest.mark.parametrize("was_paused", [False, True])
+def test_a_guest_that_was_paused_stays_so_when_its_restore_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, was_paused: bool
+) -> None:
+    """`vm pause` had paused it, for good as far as its operator knew; it was resumed."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise StorageError("it does not run", why="-", remedy="-")
+
+    async def ended(*_: object) -> None:
+        return None
+
+    async def failed() -> Guest:
+        guest = Stopping("paused" if was_paused else "running", "none")
+        host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
+        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+        old = await read_vm(host, "web")
+        assert old is not None
+        new = Qemu(old.directory.qemu("89abcdef"), ProcessId(1, 2), PLATFORM)
+        work: Any = object.__new__(_Restoring)
+        work._planned = SimpleNamespace(vm=old._replace(qemu=new), disks=(), own_variables=None)
+        work._options = SimpleNamespace(in_place=True)
+        work._old, work._host, work._files, work._member = old, host, new.files, ALONE
+        work._made, work._created = {}, []
+        work._start, work._run = refused, refused
+        with pytest.raises(StorageError):
+            await work._same_machine()
+        with pytest.raises(StorageError):
+            await work._switch(new, None)
+        return guest
+
+    monkeypatch.setattr(restores, "end_qemu", ended)
+    guest = asyncio.run(failed())
+    assert guest.run == ("paused" if was_paused else "running")
+
+
+@pytest.mark.parametrize("was_paused", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_guest_that_was_paused_stays_so_when_its_restore_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, was_paused: bool, committed: bool
+) -> None:
+    """Unless the restore had replaced it: then the new guest runs."""
+
+    async def ended(*_: object) -> None:
+        return None
+
+    async def recovered() -> Guest:
+        guest = Guest("paused", "none")
+        host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
+        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+        vm = await read_vm(host, "web")
+        assert vm is not None
+        new = vm if committed else vm._replace(qemu=Qemu(vm.directory.qemu("89abcdef"),
+              ProcessId(1, 2), PLATFORM))  # fmt: skip
+        await write_down(new, making(new, was_paused=was_paused))
+        await recover(vm)
+        assert not vm.directory.restoring.exists()
+        return guest
+
+    monkeypatch.setattr(restore_records, "end_qemu", ended)
+    is_to_run = committed or not was_paused
+    assert asyncio.run(recovered()).run == ("running" if is_to_run else "paused")
+
+
+def test_a_guest_that_was_paused_since_a_checkpoint_ended_stays_so(tmp_path: Path) -> None:
+    """Another command had seen that checkpoint, and then that nothing held the VM any longer."""
+
+    async def recovered() -> Guest:
+        guest = Guest("paused", "none")
+        host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
+        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+        vm = await read_vm(host, "web")
+        assert vm is not None
+        await recover(vm)
+        return guest
+
+    assert asyncio.run(recovered()).run == "paused"
 
 
 @pytest.mark.parametrize(

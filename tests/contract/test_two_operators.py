@@ -192,6 +192,14 @@ def test_an_image_that_another_vm_has_made_meanwhile_stays(site: Site, short_pat
     assert not vm_dir(site.a.state_dir, "web").path.exists()
 
 
+def test_no_image_is_made_among_devices(site: Site) -> None:
+    """It would be in the host's memory: an inactive volume's content, it seemed, until a boot."""
+    text = f'{TEXT}[[disks]]\npath = "/dev/vg0/web"\nsize = "1M"\nformat = "raw"\n'
+    with pytest.raises(RefusedError, match="/dev/vg0/web is not on a"):
+        asyncio.run(run_vm(parse_spec(text, "x", Path("/")), site.a))
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
 @pytest.mark.parametrize("uses_it", [True, False])
 def test_an_image_that_another_vm_has_begun_to_use_outlasts_the_one_that_made_it(
     site: Site, short_path: Path, monkeypatch: pytest.MonkeyPatch, *, uses_it: bool

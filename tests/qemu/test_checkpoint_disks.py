@@ -218,3 +218,18 @@ def test_its_disks_alone_in_place_of_a_vm_that_is_off(made: World) -> None:
 def test_what_makes_no_sense_of_disks_alone(made: World, words: tuple[str, ...]) -> None:
     done = made.vmckpt("checkpoint", "restore", "before", "--disks-only", *words)
     assert done.error["exit_code"] == 2
+
+
+@pytest.mark.timeout(300)
+def test_internal_snapshots_are_not_lost_without_a_word() -> None:
+    with world(qemu("10.0")) as made:
+        made.run_guest(guest(), "lab-a")
+        made.ok("checkpoint", "create", "guest", "--kind", "internal", "--name", "golden")
+        made.ok("checkpoint", "create", "guest", "--name", "before")
+        made.ok("checkpoint", "create", "guest", "--kind", "internal", "--name", "later")
+        refused = made.vmckpt("checkpoint", "restore", "before", "--in-place")
+        assert (refused.code, "[disk-snapshots]" in refused.error["why"]) == (4, True)
+        assert "lost: golden" in refused.error["why"]
+        assert "later" not in refused.error["why"]
+        made.ok("checkpoint", "rm", "golden", "--kind", "internal", "--vm", "guest")
+        made.ok("checkpoint", "restore", "before", "--in-place")

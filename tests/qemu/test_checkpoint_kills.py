@@ -54,8 +54,11 @@ def with_checkpoint() -> Iterator[World]:
         yield made
 
 
-def test_a_restore_in_place_that_dies_over_its_disks_leaves_none() -> None:
+@pytest.mark.parametrize("was_paused", [False, True])
+def test_a_restore_in_place_that_dies_over_its_disks_leaves_none(*, was_paused: bool) -> None:
     with with_checkpoint() as made:
+        if was_paused:
+            made.ok("vm", "pause", "guest")
         before = made.qemus()
 
         def made_disks() -> list[Path]:
@@ -66,6 +69,9 @@ def test_a_restore_in_place_that_dies_over_its_disks_leaves_none() -> None:
         eventually(lambda: recovered(made) and not made_disks(), SETTLED_S, "nothing is left")
         assert not list(made.state("lab-a").glob("vms/guest/restore.json"))
         assert made.qemus() == before
+        if was_paused:
+            assert vms(made) == {"guest": "paused"}
+            made.ok("vm", "resume", "guest")
         asyncio.run(sound(made))
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.qemu.world import qemu
 from tests.waiting import eventually
 from vmckpt.epoch.disks import DisksAtOnce
+from vmckpt.qemu.block import query_bitmaps
 from vmckpt.qemu.disks.nbd import NbdExport
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.vm.paths import QemuDir
@@ -134,6 +135,20 @@ def test_what_a_killed_predecessor_left_is_no_wrong_record_of_what_was_written(
             assert third.knows_changes(NODE) is not it_served
             assert (await content(third))[5] == 9
             await third.end(keep_bitmap=True)
+
+    with tempfile.TemporaryDirectory(prefix="vk-", dir="/tmp") as path:
+        asyncio.run(play(Path(path)))
+
+
+def test_a_checkpoint_that_was_killed_is_taken_again_under_its_id() -> None:
+    """A schedule does so: QEMU had a bitmap of that name, and refused another."""
+
+    async def play(directory: Path) -> None:
+        async with a_qemu("10.0", directory) as monitor:
+            await moment(monitor, directory, "1", None)  # and is killed
+            again = await moment(monitor, directory, "1", None)
+            await again.end(keep_bitmap=True)
+            assert list((await query_bitmaps(monitor))[NODE]) == ["vmckpt-1"]
 
     with tempfile.TemporaryDirectory(prefix="vk-", dir="/tmp") as path:
         asyncio.run(play(Path(path)))

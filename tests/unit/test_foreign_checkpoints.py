@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_checkpoint_tree import MACHINE, facts
-from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, machine_to_json, usable_facts
+from vmckpt.checkpoint.facts import (
+    CheckpointFacts,
+    DiskFacts,
+    machine_from_json,
+    machine_to_json,
+    usable_facts,
+)
 from vmckpt.checkpoint.origin import digest, is_own, marked, run_key
 from vmckpt.checkpoint.restore.planned import (
     CheckpointStanding,
@@ -41,6 +47,7 @@ format = "raw"
 [[nics]]
 """
 MIB = 1 << 20
+HUGE = 1 << 60
 CRONTAB = DiskFacts("/etc/cron.d/web", "raw", MIB, False, "disk-0")
 
 
@@ -211,6 +218,9 @@ BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "negative size": lambda f: f.update(disks=[asdict(replace(CRONTAB, size_bytes=-1))]),
     "another area": lambda f: f.update(disks=[asdict(replace(CRONTAB, area="ram"))]),
     "no such area": lambda f: f.update(disks=[asdict(replace(CRONTAB, area="../x"))]),
+    "no content": lambda f: f.update(disks=[asdict(replace(CRONTAB, area=None, size_bytes=HUGE))]),
+    "kind": lambda f: f.update(kind="another"),
+    "nothing saved": lambda f: f.update(kind="file"),
     "disk type": lambda f: f.update(disks=[7]),
     "MAC": lambda f: f.update(macs=["52:54:00:00:00:01\nx"]),
     "MAC type": lambda f: f.update(macs=[1]),
@@ -228,6 +238,41 @@ def test_facts_that_contradict_themselves_are_refused(how: str) -> None:
 def test_memory_that_its_area_does_not_fit_is_refused() -> None:
     with pytest.raises(RefusedError):
         usable_facts(manifest(taken().to_json(), ram_bytes=1 << 40))
+
+
+@pytest.mark.parametrize(("saved_bytes", "fits"), [(190 * MIB, True), (1 << 40, False)])
+def test_what_was_saved_as_a_whole_is_no_larger_than_its_vm_can_be(
+    saved_bytes: int, *, fits: bool
+) -> None:
+    """A few bytes of maps name one chunk any number of times: it filled the host's memory."""
+    one = manifest(taken(kind="file", saved_as="mapped-ram").to_json())
+    areas = (AreaFacts("saved", saved_bytes, 4096, 0, 0, 0), *one.areas[1:])
+    if fits:
+        assert usable_facts(replace(one, areas=areas)).kind == "file"
+        return
+    with pytest.raises(RefusedError, match="does not know this kind of checkpoint"):
+        usable_facts(replace(one, areas=areas))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"features": None},
+        {"features": [["x"]]},
+        {"features": [[["cpuid-register", "EAX"], ["features", 1]]]},
+        {"devices": []},
+        {"devices": {"a": [1]}},
+        {"more": 1},
+    ],
+)
+def test_a_machine_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    """ "vmckpt has a bug", when its QEMU had been started."""
+    words = machine_to_json(MACHINE)
+    assert machine_from_json(words) == MACHINE
+    with pytest.raises(RefusedError, match="does not know this kind of checkpoint"):
+        machine_from_json({**words, **changes})
+    with pytest.raises(RefusedError):
+        machine_from_json({})
 
 
 def test_only_this_sites_mark_makes_a_checkpoint_its_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import RefusedError, UsageError
-from vmckpt.qemu.compare import GuestMachine
+from vmckpt.qemu.compare import GuestMachine, differences
 from vmckpt.store.files.decoding import count, listed, mapping, number
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.vm.spec.spec import MAC, parse_spec
@@ -21,6 +21,8 @@ EPOCH, FILE = "epoch", "file"
 # Default limit of the guest's pause.
 USUAL_PAUSE_S = 0.010
 MAPPED_RAM, STREAM = "mapped-ram", "stream"
+# What QEMU saves besides memory: devices and ROMs.
+BESIDES_BYTES = 64 << 20
 MOST_VCPUS = 288
 _ID = re.compile(r"[0-9a-f]{32}")
 # QEMU separates options by commas, so a machine type has none.
@@ -34,6 +36,11 @@ _PLATFORM = {
 def usual_pause_s(kind: str) -> float:
     """The default limit of the pause; 0: unlimited, for a VM saved as a whole."""
     return 0.0 if kind == FILE else USUAL_PAUSE_S
+
+
+def most_saved_bytes(memory_bytes: int) -> int:
+    """The largest file to which QEMU saves a VM of this memory."""
+    return 2 * memory_bytes + BESIDES_BYTES
 
 
 class UnknownFactsError(ValueError):
@@ -262,8 +269,7 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
         raise UnknownFactsError("its platform is not a machine type, accelerator and CPU")
     if facts.memory_bytes != spec.memory_bytes or spec.vcpus > MOST_VCPUS:
         raise UnknownFactsError("its memory or vCPUs are not those of its spec")
-    if facts.kind == EPOCH:
-        _require_area(manifest, RAM, facts.memory_bytes, PAGE_CHUNK_BYTES)
+    _require_memory(facts, manifest)
     if len(facts.disks) != len(spec.disks) or len(facts.macs) != len(spec.nics):
         raise UnknownFactsError("its disks or NICs are not those of its spec")
     if not all(MAC.fullmatch(mac.lower()) for mac in facts.macs):
@@ -276,6 +282,18 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
         if record.area is not None:
             whole = -(-record.size_bytes // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
             _require_area(manifest, record.area, whole, BLOCK_CHUNK_BYTES)
+        elif not record.read_only:  # its size would be bounded by nothing
+            raise UnknownFactsError(f"disk {disk.path} has no content")
+
+
+def _require_memory(facts: CheckpointFacts, manifest: Manifest) -> None:
+    """Raises UnknownFactsError."""
+    if facts.kind == EPOCH:
+        _require_area(manifest, RAM, facts.memory_bytes, PAGE_CHUNK_BYTES)
+        return
+    saved = manifest.area(SAVED) if facts.kind == FILE else None
+    if saved is None or saved.size_bytes > most_saved_bytes(facts.memory_bytes):
+        raise UnknownFactsError(f"it holds no memory of kind '{facts.kind}'")
 
 
 def _require_area(manifest: Manifest, name: str, size_bytes: int, chunk_bytes: int) -> None:
@@ -291,6 +309,11 @@ def machine_to_json(machine: GuestMachine) -> dict[str, Any]:
 
 
 def machine_from_json(data: Mapping[str, Any]) -> GuestMachine:
-    """The inverse of `machine_to_json`."""
-    words = (tuple((name, value) for name, value in word) for word in data["features"])
-    return GuestMachine(**{**data, "features": frozenset(words)})
+    """The inverse of `machine_to_json`. Raises RefusedError: another site may write anything."""
+    try:
+        words = (tuple((name, value) for name, value in word) for word in data["features"])
+        machine = GuestMachine(**{**data, "features": frozenset(words)})
+        differences(machine, machine)  # reads all of it
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise _unknown(f"its machine is malformed ({type(exc).__name__}: {exc})") from exc
+    return machine

@@ -81,7 +81,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `location`. `held_s`: see `jobs.Take`.
 
     `on_start` receives the run id before the job receives its request, so that every job that has
-    done anything is recorded. `is_new`: it makes the VM.
+    done anything is recorded. `new`: the VMs that it makes.
     """
 
     kind: JobKind[Q, R]
@@ -92,7 +92,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     access: Access
     held_s: float | None = None
     on_start: Callable[[str], None] = lambda _: None
-    is_new: bool = False
+    new: tuple[str, ...] = ()
 
 
 async def create(
@@ -193,7 +193,8 @@ async def _restoring(
     def request(store: StoreRequest, held_s: float | None) -> Restore:
         return Restore(store, options, entry.id, known, is_foreign, held_s, is_domain)
 
-    return StoreJob(kind, host, name, request, location, access, is_new=not options.in_place)
+    new = () if options.in_place else (name,)
+    return StoreJob(kind, host, name, request, location, access, new=new)
 
 
 async def _require_domain_restorable(
@@ -229,7 +230,9 @@ async def fork_on(
     def request(store: StoreRequest, _held_s: float | None) -> Fork:
         return Fork(store, options)
 
-    return await have_done(StoreJob(FORK, host, options.name, request, location, access), tell)
+    new = tuple(options.names)
+    work = StoreJob(FORK, host, options.name, request, location, access, new=new)
+    return await have_done(work, tell)
 
 
 async def standing(entry: CatalogueEntry) -> OriginShown:
@@ -388,16 +391,17 @@ class _NameTakenError(Exception):
 
 
 async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
-    """Check the name of a new VM again once the job holds it. Raises _NameTakenError."""
-    if not work.is_new:
+    """Check the names of new VMs again once the job holds them. Raises _NameTakenError."""
+    for name in work.new:
+        lock = lock_path(work.host.state_dir, name)
+        while await work.host.lock_owner(lock) is None:
+            if await job.outcome_so_far() is not None:
+                return
+            await asyncio.sleep(POLL_S)
+    if not work.new:
         return
-    lock = lock_path(work.host.state_dir, work.vm)
-    while await work.host.lock_owner(lock) is None:
-        if await job.outcome_so_far() is not None:
-            return
-        await asyncio.sleep(POLL_S)
     try:
-        await require_unused([work.vm], work.host, all_hosts())
+        await require_unused(work.new, work.host, all_hosts())
     except (RefusedError, BusyError) as exc:
         raise _NameTakenError(exc) from exc
 
@@ -411,7 +415,7 @@ async def _given_up(
     if not await _has_made_it(job):
         return taken
     return OutcomeUnknownError(
-        f"'{work.vm}' is restored on {work.host.name}, and {taken.what}",
+        f"{_what(work)} is done on {work.host.name}, and {taken.what}",
         why=f"both were begun at the same moment; the other: {taken.why}",
         remedy="see where it is to run (vmckpt vm list), and end the other",
     )

@@ -11,20 +11,29 @@ resumes the guest.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
+from vmckpt.checkpoint.facts import (
+    BESIDES_BYTES,
+    FILE,
+    MAPPED_RAM,
+    SAVED,
+    STREAM,
+    most_saved_bytes,
+)
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import StopTimes, Taking
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.host import Host, Promise
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.preflight.checkpoint import save_checks
 from vmckpt.preflight.finding import require
@@ -40,11 +49,12 @@ from vmckpt.store.transaction import Transaction
 from vmckpt.units import format_duration, format_rate, format_size
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
-from vmckpt.vm.paths import IN_MEMORY
+from vmckpt.vm.paths import IN_MEMORY, QemuDir
+from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.users.users import grant_write
 
-# Device state and ROMs, and the time to write them.
-BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
+# The time to write what is not memory.
+BESIDES_S = 0.1
 PROBE_BYTES = 32 << 20
 FINISH_S, CHECK_S, POLL_S = 30.0, 1.0, 0.005
 # QEMU must answer while it saves, and little must be left at the end.
@@ -81,6 +91,44 @@ async def take_whole(
                 file.unlink(missing_ok=True)
 
 
+@asynccontextmanager
+async def saved_room(
+    host: Host, spec: Spec, files: QemuDir, file: Path, size_bytes: int
+) -> AsyncIterator[None]:
+    """Room for the block for the file of a VM saved as a whole; in memory it is reserved.
+
+    Raises RefusedError.
+    """
+    free = await host.free_bytes(file.parent)
+    if file.is_relative_to(IN_MEMORY):
+        free = min(free, await host.available_memory_bytes())
+    if free < size_bytes:
+        raise _no_room(spec, file, size_bytes, free)
+    if file.is_relative_to(files.path):  # on a disk
+        yield
+        return
+    record = files.promised.with_name(f"{files.promised.name}-saved")
+    await host.make_private_dir(record.parent)
+    own = file if file.parent == record.parent else None
+    promise = Promise(record, size_bytes, own, is_private=own is None, holder="")
+    found = await host.promise_memory(promise, overcommit=spec.overcommit)
+    if not found.is_given:
+        raise _no_room(spec, file, size_bytes, found.free_bytes)
+    try:
+        yield
+    finally:
+        await finish(host.remove(record))
+
+
+def _no_room(spec: Spec, file: Path, size_bytes: int, free_bytes: int) -> RefusedError:
+    return RefusedError(
+        f"there is no room to save or load '{spec.name}' as a whole",
+        why=f"it takes up to {format_size(size_bytes)} in {file.parent} for a moment, "
+        f"{format_size(free_bytes)} are free",
+        remedy="make room there; its guest was not touched",
+    )
+
+
 async def resume_unsaved(vm: Vm) -> None:
     """Recovery after the saving process died: cancel the saving and resume the guest.
 
@@ -109,27 +157,16 @@ class _TakingWhole(Taking):
         offered = await commands.query_migrate_capabilities(self._monitor)
         mapped = MAPPED_RAM in offered
         size_bytes = _expected_bytes(self._vm)
-        await self._require_room(size_bytes)
-        await self._require_short(size_bytes)
-        wanted = {"events": True} | ({MAPPED_RAM: True} if mapped else {})
-        async with saving(self._monitor, wanted, LIMITS):
-            pause_s = await self._save(mapped=mapped)
-            unix_s = time.time()
-        self._tell("storing")
-        await self._store_calls(partial(self._store, new))
+        async with saved_room(self._vm.host, self._vm.spec, self._vm.qemu.files, self.file,
+                              size_bytes):  # fmt: skip
+            await self._require_short(size_bytes)
+            wanted = {"events": True} | ({MAPPED_RAM: True} if mapped else {})
+            async with saving(self._monitor, wanted, LIMITS):
+                pause_s = await self._save(mapped=mapped)
+                unix_s = time.time()
+            self._tell("storing")
+            await self._store_calls(partial(self._store, new))
         return StopTimes(unix_s, [pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
-
-    async def _require_room(self, size_bytes: int) -> None:
-        free = await self._vm.host.free_bytes(self.file.parent)
-        if self.file.is_relative_to(IN_MEMORY):
-            free = min(free, await self._vm.host.available_memory_bytes())
-        if free < size_bytes:
-            raise RefusedError(
-                f"there is no room to save '{self._vm.name}'",
-                why=f"it takes up to {format_size(size_bytes)} in {self.file.parent}, "
-                f"{format_size(free)} are free",
-                remedy="make room there; the guest was not touched",
-            )
 
     async def _require_short(self, size_bytes: int) -> None:
         """Report the expected pause. Raises RefusedError if it exceeds the limit."""
@@ -199,7 +236,7 @@ class _TakingWhole(Taking):
         fd = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
         with open_fd(fd):
             size = os.fstat(fd).st_size
-            if size > (most := 2 * self._vm.spec.memory_bytes + BESIDES_BYTES):
+            if size > (most := most_saved_bytes(self._vm.spec.memory_bytes)):
                 raise OperationFailedError(
                     f"what QEMU has saved of '{self._vm.name}' cannot be stored",
                     why=f"it has {format_size(size)}; {format_size(most)} are expected at most: "

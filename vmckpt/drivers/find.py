@@ -127,10 +127,11 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
     """The host for a restore: for a copy where it was taken, for the VM itself where it is now.
 
     Raises NotFoundError; OutcomeUnknownError: two hosts have it; HostDownError: an unreachable host
-    may run it.
+    may run it; RefusedError: that host is drained, and a new VM is put there only if it is named.
     """
     from vmckpt.errors import HostDownError
     from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory.drained import require_open
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm
 
@@ -151,7 +152,9 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
                 why="; ".join(f"{error.what}: {error.why}" for error in vms.silent),
                 remedy="if it no longer runs there, name the host to restore it on: --host",
             )
-    return find_host(entry.facts.host if entry.facts else "local")
+    host = find_host(entry.facts.host if entry.facts else "local")
+    await require_open(host)
+    return host
 
 
 async def require_own(name: str, host: "Host") -> None:

@@ -90,6 +90,9 @@ class DisksAtOnce:
         drives = {drive.node: drive for drive in await block.query_drives(self._monitor)}
         images = await block.query_disk_images(self._monitor)
         bitmaps = await block.query_bitmaps(self._monitor)
+        for node in nodes:
+            if self._bitmap in bitmaps.get(node, {}):  # of an earlier try, which was killed
+                await block.bitmap_remove(self._monitor, node, self._bitmap)
         for number, node in enumerate(nodes):
             if node not in drives:
                 raise RefusedError(

@@ -6,7 +6,7 @@ silent or late aborts it for all. Members protect themselves against a dead head
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from vmckpt.checkpoint.group.line import Line, given_up
@@ -168,13 +168,22 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     return dict(await head.expect_all("stored"))
 
 
-async def restore(head: GroupHead, tell: Callable[[str], None]) -> dict[str, Any]:
+async def _allowed() -> None:
+    """Nothing is against it."""
+
+
+async def restore(
+    head: GroupHead,
+    tell: Callable[[str], None],
+    require: Callable[[], Awaitable[None]] = _allowed,
+) -> dict[str, Any]:
     """Lead all members through a restore; returns their results once their guests run.
 
     No restored guest runs before all old ones are paused: their output would come from a discarded
-    future.
+    future. `require` raises what is against it once all members are ready, and hold their VMs.
     """
     await head.expect_all("ready")
+    await require()
     tell("all can continue")
     head.send_all("switch")
     await head.expect_all("switched", TOGETHER_S)

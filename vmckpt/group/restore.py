@@ -10,8 +10,10 @@ from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore
 from vmckpt.group.services import at_work
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.sequence.steps import all_of
 from vmckpt.store.sealing.keys import KeySource
+from vmckpt.vm.inventory import require_unused
 
 
 async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
@@ -29,8 +31,8 @@ async def restore_group(
 ) -> dict[str, Any]:
     """Restore each on its host of `hosts`; returns once all guests run and are set up.
 
-    Raises the reason against it for any VM: then no restored guest runs, and the existing ones
-    continue.
+    The names of new VMs are checked again once the jobs hold them. Raises the reason against it for
+    any VM: then no restored guest runs, and the existing ones continue.
     """
     require_whole(group)
     if options.in_place:
@@ -39,6 +41,10 @@ async def restore_group(
         restoring(hosts[vm], entry, options, key) for vm, entry in group.entries.items()
     )
     works = [work._replace(held_s=0.0) for work in works]
+
+    async def require_still_unused() -> None:
+        await all_of(require_unused(work.new, work.host, all_hosts()) for work in works if work.new)
+
     async with at_work(works) as (head, _):
-        results = await restore(head, tell)
+        results = await restore(head, tell, require_still_unused)
     return {"group": group.id, "name": group.name, "members": results}

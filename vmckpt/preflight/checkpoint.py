@@ -1,9 +1,12 @@
 """Whether a VM can be checkpointed, and whether a checkpoint can become a VM on a host."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
 from vmckpt.preflight import capture, destination_host, vm_users
 from vmckpt.preflight.adopted import adopted_changes
 from vmckpt.preflight.blockers import device_checks
@@ -12,9 +15,11 @@ from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
+from vmckpt.vm.backing import snapshots_of
 from vmckpt.vm.images import used_besides
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
+from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.spec.spec import Spec
 
 
@@ -34,13 +39,14 @@ class Wanted(NamedTuple):
     """A VM to be created from a checkpoint.
 
     `variables`: the UEFI variable store from which a copy's is made; `firmware_sha256`: of the
-    firmware with which the checkpoint was taken, if any.
+    firmware with which the checkpoint was taken, if any; `taken_unix_s`: when that was.
     """
 
     vm: Vm
     disks: tuple[NewImage, ...]
     variables: Path | None
     firmware_sha256: str | None
+    taken_unix_s: float = inf
 
 
 async def capture_checks(vm: Vm) -> list[Finding]:
@@ -96,6 +102,39 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
     )
 
 
+async def require_replaceable(
+    host: Host, disks: Iterable[tuple[Path, str]], what: str, taken_unix_s: float = inf
+) -> None:
+    """Raises RefusedError if a restore must not replace one of the disks: paths and formats."""
+    for path, kind in disks:
+        if found := await _irreplaceable(host, path, kind, taken_unix_s):
+            raise RefusedError(what, why=found.reason, remedy=found.remedy)
+
+
+async def _irreplaceable(host: Host, path: Path, kind: str, taken_unix_s: float) -> Finding | None:
+    """Why a restore of a checkpoint of that time must not make an image file there, if so."""
+    if await is_device(host, path):
+        reason = f"{path} is a device, and a restore makes image files: there one would be in "
+        return Finding(
+            "disk-device",
+            REFUSE,
+            f"{reason}the host's memory, and gone after a boot",
+            "make a copy, whose disks are image files (--as NAME); or write the content to the "
+            "device: vmckpt checkpoint serve-disk, and qemu-img convert -n",
+        )
+    found = await snapshots_of(host, path) if kind == "qcow2" else []
+    if older := [one.name for one in found if one.taken_unix_s < taken_unix_s]:
+        return Finding(
+            "disk-snapshots",
+            REFUSE,
+            f"{path} has internal snapshots from before that, which would be lost: "
+            f"{', '.join(older)}",
+            "remove them (vmckpt checkpoint rm NAME --kind internal --vm VM), or make a copy: "
+            "--as NAME",
+        )
+    return None
+
+
 async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Finding]:
     spec, host = restored.vm.spec, restored.vm.host
     first = [restored.variables] if restored.variables else []
@@ -118,7 +157,12 @@ def _is_vars(spec: Spec, path: Path) -> bool:
 
 async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
     host = restored.vm.host
+    kinds = {disk.on(host.state_dir): disk.format for disk in restored.vm.spec.disks}
     for disk in restored.disks:
+        kind = "raw" if disk.is_new else kinds.get(disk.path, "raw")
+        if found := await _irreplaceable(host, disk.path, kind, restored.taken_unix_s):
+            yield found
+            continue
         if disk.is_new and await host.exists(disk.path):
             reason = f"{disk.path} exists already"
             yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")

@@ -1,6 +1,7 @@
-"""Backing files, from the header of a qcow2 image on a host."""
+"""Backing files and internal snapshots, from the header of a qcow2 image on a host."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
@@ -9,6 +10,16 @@ from vmckpt.hosts.host import Host
 # the backing format, which QEMU writes among the first.
 _BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
+# Up to the offset of the snapshot table; a snapshot without its id and name; as much of the table
+# as is read.
+_LONGER_HEAD_BYTES, _SNAPSHOT_BYTES, _MOST_TABLE_BYTES = 72, 40, 1 << 20
+
+
+class ImageSnapshot(NamedTuple):
+    """An internal snapshot in an image."""
+
+    name: str
+    taken_unix_s: int
 
 
 async def backing_of(host: Host, path: Path) -> str | None:
@@ -33,6 +44,26 @@ async def names_layered(host: Host, path: Path) -> bool:
             return head[at + 8 : at + 8 + length] == b"qcow2"
         at += 8 + -(-length // 8) * 8
     return False
+
+
+async def snapshots_of(host: Host, path: Path) -> list[ImageSnapshot]:
+    """The internal snapshots in a qcow2 image; none if it is not qcow2.
+
+    One that cannot be read is unnamed, and of no time.
+    """
+    head = await _bytes_of(host, path, 0, _LONGER_HEAD_BYTES)
+    if len(head) < _LONGER_HEAD_BYTES or head[:4] != _MAGIC:
+        return []
+    number, table_at = int.from_bytes(head[60:64]), int.from_bytes(head[64:72])
+    table = await _bytes_of(host, path, table_at, _MOST_TABLE_BYTES) if number else b""
+    found, at = list[ImageSnapshot](), 0
+    while len(found) < number and len(fixed := table[at : at + _SNAPSHOT_BYTES]) == _SNAPSHOT_BYTES:
+        id_bytes, name_bytes = int.from_bytes(fixed[12:14]), int.from_bytes(fixed[14:16])
+        name_at = at + _SNAPSHOT_BYTES + int.from_bytes(fixed[36:40]) + id_bytes
+        name = table[name_at : name_at + name_bytes].decode(errors="replace")
+        found.append(ImageSnapshot(name, int.from_bytes(fixed[16:20])))
+        at = -(-(name_at + name_bytes) // 8) * 8
+    return found if len(found) == number else [*found, ImageSnapshot("?", 0)]
 
 
 async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:

@@ -22,6 +22,7 @@ from vmckpt.vm.inventory import Vm, homes, require_unused
 from vmckpt.vm.lifecycle import boot, held, owner
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
+from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import sweep
 
@@ -197,6 +198,13 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
                 f"disk image {path} is not on {host.name}",
                 why="and the spec gives no size to create it with",
                 remedy='create it, fix the path, or add size = "10G"',
+            )
+        if await is_device(host, path):
+            raise RefusedError(
+                f"{path} is not on {host.name}",
+                why="it would be a device: an image made there would be in the host's memory, and "
+                "gone after a boot",
+                remedy="make the volume, or give the disk another path",
             )
         if not disk.path.is_absolute():
             await host.make_dir(path.parent)

@@ -202,6 +202,8 @@ async def remove_image(host: Host, image: HostImage) -> None:
     found = [
         one.user for one in texts if any(_mentions(one.text, name) for name in (real, image.path))
     ]
+    # A fork that has found it as its base names it only in its own images.
+    found += [user for user, read in await _being_read(host) if read in image.path.name]
     if not found:
         await remove_as(host, user, apart)
         return

@@ -254,7 +254,13 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:
-    """Whether a restore, a fork or a checkpoint of the VM was interrupted.
+    """Whether a restore, a fork or a checkpoint of the VM was interrupted."""
+    has_begun = await restore_has_begun(vm)
+    return has_begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
+
+
+async def restore_has_begun(vm: Vm) -> bool:
+    """Whether a restore, a fork or a checkpoint of the VM is in progress, or was interrupted.
 
     Missing memory of a QEMU that has ended does not count.
     """
@@ -262,8 +268,7 @@ async def restore_is_cut_off(vm: Vm) -> bool:
     marks = [mine.restoring, mine.saving, mine.away, files.old_blocks(0)]
     marks += [files.saved_file(in_memory=in_memory) for in_memory in (False, True)]
     begun = any(await all_of(vm.host.exists(mark) for mark in marks))
-    begun = begun or (await vm.host.exists(files.missing) and await vm.is_alive())
-    return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
+    return begun or (await vm.host.exists(files.missing) and await vm.is_alive())
 
 
 async def _go_on(vm: Vm) -> Vm:

@@ -29,7 +29,14 @@ from vmckpt.checkpoint.facts import (
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.identity import tell_guest
-from vmckpt.checkpoint.restore.making import making, proof_of, settle, take_name, write_down
+from vmckpt.checkpoint.restore.making import (
+    committed,
+    making,
+    proof_of,
+    settle,
+    take_name,
+    write_down,
+)
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
     cannot_become,
@@ -191,24 +198,31 @@ class _Forking:
         if options.overcommit:
             planned = [overcommitted(one) for one in planned]
         try:
-            async with self._room_for_all(planned[0].spec):
-                await self._make_base(planned[0])
-            state = await in_thread(partial(self._point.blob, DEVICES))
             async with AsyncExitStack() as locks:
-                ready: list[_Ready] = []
-                try:
-                    for plan in planned:
-                        ready.append(await self._one(plan, state, locks))  # noqa: PERF401 - undone
-                except BaseException:
-                    await finish(self._undo_all(ready))
-                    raise
-                # A waiting fork must not stay paused.
-                forks = await to_the_end(self._run_all(ready))
+                forks = await self._made(planned, locks)
             # After all run: waiting for one guest agent delays no other fork.
             return await all_of(map(self._with_warnings, forks, planned))
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
+
+    async def _made(self, planned: Sequence[PlannedRestore], locks: AsyncExitStack) -> list[Forked]:
+        """Make and run them, with their locks held until these are released."""
+        # First: loading memory takes long, and other hosts see by these locks that the names are
+        # in use.
+        refused = [await self._refused(one.vm.name, locks) for one in planned]
+        async with self._room_for_all(planned[0].spec):
+            await self._make_base(planned[0])
+        state = await in_thread(partial(self._point.blob, DEVICES))
+        ready: list[_Ready] = []
+        try:
+            for one, why in zip(planned, refused, strict=True):
+                ready.append(await self._one(one, state, why, locks))
+        except BaseException:
+            await finish(self._undo_all(ready))
+            raise
+        # A waiting fork must not stay paused.
+        return await to_the_end(self._run_all(ready))
 
     async def _require_apart(self, spec: Spec) -> None:
         """Raises RefusedError if a fork could change the memory that all of them share."""
@@ -293,13 +307,24 @@ class _Forking:
         finally:
             ram.close()
 
-    async def _one(self, planned: PlannedRestore, state: bytes, locks: AsyncExitStack) -> "_Ready":
+    async def _refused(self, name: str, locks: AsyncExitStack) -> str:
+        """Reserve the name for the block; returns why that failed, in words."""
+        try:
+            await self._entitle(name, locks)
+        except (VmckptError, OSError) as exc:
+            return str(exc)
+        return ""
+
+    async def _one(
+        self, planned: PlannedRestore, state: bytes, refused: str, locks: AsyncExitStack
+    ) -> "_Ready":
         """A fork that waits to run, with its lock held; or why it failed."""
         began_s = time.monotonic()
         made: list[Path] = []
+        if refused:
+            return _Ready(planned, made, None, refused, 0.0)
         monitor, error = None, ""
         try:
-            await self._entitle(planned.vm.name, locks)
             await settle(self._host, planned.vm.name)
             await sweep(self._host, planned.spec, planned.vm.directory, None)
             try:
@@ -342,12 +367,13 @@ class _Forking:
         return one._replace(took_s=one.took_s + time.monotonic() - began_s)
 
     async def _settled(self, one: "_Ready") -> Forked:
-        name, error = one.planned.vm.name, one.error
-        held: list[str] = []
+        vm, error = one.planned.vm, one.error
+        name, held = vm.name, list[str]()
         if one.monitor is not None:
+            # It runs, also where a full disk leaves something of its record.
+            held += await committed(vm, partial(settle, self._host, name))
             try:
-                await settle(self._host, name)
-                held = await bring_back(one.planned.vm, one.monitor, name)
+                held += await bring_back(vm, one.monitor, name)
             except VmckptError as exc:
                 await finish(self._undo(one.planned, one.made))
                 error = str(exc)

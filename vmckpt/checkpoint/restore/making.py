@@ -32,6 +32,7 @@ class PendingQemu:
 
     `made` belong to the VM once committed, else they are removed; `proofs` are their other names
     (an older vmckpt made none). `renames` are the disks' new contents and their final names.
+    `was_paused`: the guest of the VM to be replaced; undone, it stays so.
     """
 
     qemu_id: str
@@ -39,10 +40,15 @@ class PendingQemu:
     made: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     proofs: tuple[str, ...] = ()
+    was_paused: bool = False
 
 
 def making(
-    vm: Vm, made: Iterable[Path] = (), renames: Iterable[tuple[Path, Path]] = ()
+    vm: Vm,
+    made: Iterable[Path] = (),
+    renames: Iterable[tuple[Path, Path]] = (),
+    *,
+    was_paused: bool = False,
 ) -> PendingQemu:
     """The record of a VM in the making, with its new files and their proofs."""
     made, qemu_id = tuple(made), vm.qemu.files.qemu_id
@@ -52,6 +58,7 @@ def making(
         tuple(map(str, made)),
         tuple((str(new), str(path)) for new, path in renames),
         tuple(str(proof_of(path, qemu_id)) for path in made),
+        was_paused,
     )
 
 
@@ -100,6 +107,18 @@ async def committed(vm: Vm, *works: Callable[[], Awaitable[None]]) -> list[str]:
         except VmckptError as exc:
             left.append(f"left for the next command on '{vm.name}': {exc.what}: {exc.why}")
     return left
+
+
+async def stays_paused(host: Host, name: str) -> bool:
+    """Whether the VM's guest was paused before a restore in its place that is not committed.
+
+    To be asked before `settle`. Raises StorageError.
+    """
+    begun = await load_from(host, vm_dir(host.state_dir, name).restoring, _SCHEMA)
+    now = await read_vm(host, name)
+    if begun is None or now is None:
+        return False
+    return begun.was_paused and now.qemu.files.qemu_id != begun.qemu_id
 
 
 async def settle(host: Host, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The guest of a VM that is to be replaced: paused until the commit, resumed without one."""
+"""The guest of a VM that is to be replaced: paused until the commit, without one as before."""
 
 from contextlib import suppress
 
@@ -6,6 +6,16 @@ from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm
+
+_PAUSED = "paused"
+
+
+async def is_paused(vm: Vm) -> bool:
+    """Whether its guest is paused already, as by `vm pause`. A VM that is off or silent is not."""
+    with suppress(VmckptError):
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            return (await commands.query_status(monitor)).status == _PAUSED
+    return False
 
 
 async def pause_or_kill(vm: Vm) -> None:
@@ -17,19 +27,20 @@ async def pause_or_kill(vm: Vm) -> None:
         await vm.host.stop_for_good(vm.qemu.process)
 
 
-async def resume_old(vm: Vm) -> None:
-    """Resume the VM that was to be replaced, even if the disk is full."""
+async def resume_old(vm: Vm, *, was_paused: bool) -> None:
+    """Resume the VM that was to be replaced, unless it was paused, even if the disk is full."""
     before = vm.qemu.to_json()
     try:
         if await vm.host.read_text(vm.directory.current) != before:
             await vm.host.write_text(vm.directory.current, before)
     finally:
-        await let_run(vm)
+        if not was_paused:
+            await let_run(vm)
 
 
 async def let_run(vm: Vm) -> None:
     """Resume a guest that is paused for a restore."""
     with suppress(VmckptError):
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-            if (await commands.query_status(monitor)).status == "paused":
+            if (await commands.query_status(monitor)).status == _PAUSED:
                 await commands.cont(monitor)

@@ -260,9 +260,8 @@ async def checks(
     planned: PlannedRestore, *, in_place: bool, lazy: bool, plugged: bool
 ) -> list[Finding]:
     """All findings for and against the restore; changes nothing. Raises HostDownError."""
-    wanted = Wanted(
-        planned.vm, images_of(planned, in_place=in_place), planned.variables, planned.facts.firmware
-    )
+    facts, images = planned.facts, images_of(planned, in_place=in_place)
+    wanted = Wanted(planned.vm, images, planned.variables, facts.firmware, facts.taken_unix_s)
     return await restore_checks(wanted, in_place=in_place, lazy=lazy, plugged=plugged)
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from vmckpt.checkpoint.restore.making import settle
+from vmckpt.checkpoint.restore.making import settle, stays_paused
 from vmckpt.checkpoint.restore.old_vm import let_run
 from vmckpt.checkpoint.restore.paging import see_to_pages
 from vmckpt.checkpoint.whole import resume_unsaved
@@ -14,7 +14,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.scheduling import end_real_time
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.lifecycle import owner, restore_has_begun
 from vmckpt.vm.paths import lock_path, vm_dir
 
 
@@ -34,26 +34,31 @@ async def recover(vm: Vm) -> None:
     Raises BusyError, VmLostError, JobHeldError.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("checkpoint restore")):
+        if not await restore_has_begun(vm):
+            return  # another command has ended it meanwhile: its guest may be paused since
+        is_to_run = True
         try:
+            is_to_run = not await stays_paused(vm.host, vm.name)
             await settle(vm.host, vm.name)
         finally:
             # Files that cannot be settled must not keep the guest of vm.json from running.
             now = await read_vm(vm.host, vm.name)
             if now is not None:
-                await _go_on(now)
+                await _go_on(now, is_to_run=is_to_run)
         if now is not None:
             await see_to_pages(now.host, now.qemu)
             if await now.host.exists(now.directory.away):
                 await recover_devices(now)
 
 
-async def _go_on(vm: Vm) -> None:
-    """Resume its guest: it was paused for the new one, or was about to start."""
+async def _go_on(vm: Vm, *, is_to_run: bool) -> None:
+    """Resume its guest if it was paused for the new one, or was about to start."""
     # A QEMU that does not answer now is left for later.
     with suppress(HostDownError, OutcomeUnknownError):
         await resume_unsaved(vm)
         await _release_disks(vm)
-    await let_run(vm)
+    if is_to_run:
+        await let_run(vm)
 
 
 async def _release_disks(vm: Vm) -> None:

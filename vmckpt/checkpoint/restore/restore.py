@@ -40,7 +40,7 @@ from vmckpt.checkpoint.restore.making import (
     take_name,
     write_down,
 )
-from vmckpt.checkpoint.restore.old_vm import pause_or_kill, resume_old
+from vmckpt.checkpoint.restore.old_vm import is_paused, pause_or_kill, resume_old
 from vmckpt.checkpoint.restore.paging import PagerProcess, see_to_pages
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
@@ -55,6 +55,7 @@ from vmckpt.checkpoint.restore.planned import (
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.restore.whole_again import load_whole
 from vmckpt.checkpoint.secret import keep
+from vmckpt.checkpoint.whole import saved_room
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
@@ -152,6 +153,9 @@ async def entitled(planned: PlannedRestore, options: RestoreOptions) -> AsyncIte
 
 class _Restoring:
     """One restore."""
+
+    # Whether the guest that is to be replaced was paused before.
+    _old_was_paused = False
 
     def __init__(
         self,
@@ -271,6 +275,8 @@ class _Restoring:
 
         Raises OperationFailedError if the machine differs.
         """
+        if self._old is not None:
+            self._old_was_paused = await is_paused(self._old)
         await write_down(self._planned.vm, self._making())
         await finish(in_thread(self._make_disks))
         qemu, monitor = await self._start()
@@ -293,7 +299,7 @@ class _Restoring:
         planned = self._planned
         if self._options.in_place:
             renames = [(self._made[disk.number], disk.path) for disk in planned.disks]
-            return making(planned.vm, renames=renames)
+            return making(planned.vm, renames=renames, was_paused=self._old_was_paused)
         own = [planned.own_variables] if planned.own_variables else []
         return making(planned.vm, (*own, *self._made.values()))
 
@@ -375,7 +381,9 @@ class _Restoring:
             return
         area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
         file = self._files.saved_file(in_memory=self._source.secret is not None)
-        await load_whole(monitor, area, self._files, mapped=mapped, file=file)
+        size_bytes = len(area.numbers()) * area.chunk_bytes if mapped else 0
+        async with saved_room(self._host, self._planned.spec, self._files, file, size_bytes):
+            await load_whole(monitor, area, self._files, mapped=mapped, file=file)
 
     def _keep_key(self) -> Path | None:
         """Keep an encrypted store's secret for the pager and its successors. Blocking."""
@@ -431,7 +439,7 @@ class _Restoring:
         except BaseException:
             # End the new QEMU first: even if `cont` took effect, only one guest runs.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
-            await resume_old(old)
+            await resume_old(old, was_paused=self._old_was_paused)
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
+from vmckpt.checkpoint.facts import known_facts
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.making import (
     committed,
@@ -39,6 +40,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.preflight.checkpoint import require_replaceable
 from vmckpt.preflight.finding import REFUSE, WARN, Finding, require
 from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
@@ -110,6 +112,13 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
             remedy="export them, and put them in place: vmckpt checkpoint export-disk",
         )
     images, warnings = _matched(old.spec, old.host, point)
+    taken_unix_s = known_facts(point.manifest.facts).taken_unix_s
+    await require_replaceable(
+        old.host,
+        [(image.path, image.format) for image in images],
+        f"the disks of '{old.name}' cannot be replaced",
+        taken_unix_s,
+    )
     made = {image: replacement_path(image.path) for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     vm = old._replace(qemu=new)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from vmckpt.checkpoint.facts import MAPPED_RAM
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import OperationFailedError
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.area import Area
-from vmckpt.units import format_size
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.users.users import grant_write
 
@@ -31,8 +30,8 @@ async def load_whole(
 ) -> None:
     """Load the guest, paused and ready to run; `mapped` memory comes from `file`.
 
-    Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; this QEMU
-    cannot be used after that.
+    There is room for that (`whole.saved_room`). Raises OperationFailedError, DamagedError,
+    StorageError; this QEMU cannot be used after that.
     """
     if mapped:
         await _from_file(monitor, area, files, file)
@@ -41,14 +40,6 @@ async def load_whole(
 
 
 async def _from_file(monitor: Monitor, area: Area, files: QemuDir, path: Path) -> None:
-    size = len(area.numbers()) * area.chunk_bytes
-    stat = os.statvfs(path.parent)
-    if stat.f_bavail * stat.f_frsize < size:
-        raise RefusedError(
-            f"there is no room to restore it in {path.parent}",
-            why=f"it takes {format_size(size)} there for a moment",
-            remedy="make room",
-        )
     try:
         await in_thread(partial(_write_file, path, area))
         grant_write(files, path)

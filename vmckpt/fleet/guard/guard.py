@@ -67,6 +67,7 @@ from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.handle import revoke
+from vmckpt.preflight.checkpoint import require_replaceable
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.vm.inventory import Vm, homes
@@ -105,6 +106,9 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         request = _located(request, vm)
         checks = _checks(request)
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
+        disks = [disk for disk in vm.spec.disks if not disk.read_only]
+        written = [(disk.on(vm.host.state_dir), disk.format) for disk in disks]
+        await require_replaceable(vm.host, written, f"'{vm.name}' could not be rolled back")
         if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",

@@ -149,8 +149,9 @@ def _outstanding(given: _Promise) -> int:
     """The part that is not in use yet."""
     one, taken = given.promise, 0
     try:
-        if one.file and not one.is_private and one.file.exists():
-            taken = one.file.stat().st_blocks * _BLOCK_BYTES
+        if one.file and not one.is_private:
+            with suppress(FileNotFoundError):  # it is not created yet
+                taken = one.file.stat().st_blocks * _BLOCK_BYTES
         elif given.holder_pid is not None:  # what it has written is private memory
             status = status_fields(read_text(Path(f"/proc/{given.holder_pid}/status")))
             taken = int(status.get("RssAnon", ["0"])[0]) * 1024
