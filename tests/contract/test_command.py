@@ -139,6 +139,21 @@ def test_a_user_without_an_account_is_told_what_to_set(
     assert remedy in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_state_directory_is_not_relative_to_where_one_is(tmp_path: Path) -> None:
+    """`vmckpt has a bug`, or a second, empty state in each directory."""
+    become = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    rights = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "env", "-i",
+              f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")  # fmt: skip
+    for given, code in ((["HOME=home"], 2), (["XDG_STATE_HOME=state", f"HOME={tmp_path}"], 0)):
+        done = subprocess.run(
+            [*become, *rights, *given, *COMMAND, "vm", "list"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert ("VMCKPT_STATE_DIR" in done.stderr) is (code == 2)
+
+
 @pytest.mark.parametrize(
     ("words", "starter", "code"),
     [
