@@ -67,10 +67,10 @@ async def _serve(address: str, port: int) -> None:
         async with serving(address, port, collect) as got:
             note(f"serving http://{in_uri(address)}:{got}/metrics")
             await asyncio.Event().wait()
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # the latter: of a name that no host can have
         raise RefusedError(
             f"cannot listen on {address}:{port}",
-            why=exc.strerror or str(exc),
+            why=(isinstance(exc, OSError) and exc.strerror) or str(exc),
             remedy="choose another address or port with --listen",
         ) from exc
 
