@@ -77,15 +77,17 @@ async def _serve(address: str, port: int) -> None:
 
 def _address(listen: str) -> tuple[str, int]:
     from vmckpt.errors import UsageError
+    from vmckpt.units import whole_number
 
-    address, _, port = listen.rpartition(":")
-    if not address or not port.isdecimal() or int(port) > 65535:
+    address, _, text = listen.rpartition(":")
+    port = whole_number(text, 65535)
+    if not address or port is None:
         raise UsageError(
             f"'{listen}' is not an address to listen on",
             why="it must be ADDR:PORT",
             remedy=f"write e.g. --listen {LISTEN}",
         )
-    return address.strip("[]"), int(port)
+    return address.strip("[]"), port
 
 
 def write(path: Path, text: str) -> None:
