@@ -357,7 +357,7 @@ class _Guarding:
             await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
             copies = await homes(name, [host])
-            gone = [f"it is not on {host.name} any more"]
+            gone = [f"it is no longer on {host.name}"]
             if found := await health_problems(copies[0], ()) if copies else gone:
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
