@@ -52,6 +52,12 @@ def parse_size_bytes(text: str) -> int:
     return int(whole) * unit + int(fraction or 0) * unit // scale
 
 
+def whole_number(text: str, most: int) -> int | None:
+    """The whole number from 0 to `most` that `text` is; None: it is not one, however long it is."""
+    number = int(text) if re.fullmatch("[0-9]{1,15}", text) else None
+    return None if number is None or number > most else number
+
+
 def parse_rate_bytes_per_s(text: str) -> int:
     """Bytes per second in `text`: a size, optionally followed by /s. Raises UsageError."""
     return parse_size_bytes(text.removesuffix("/s"))

@@ -26,6 +26,7 @@ def test_a_vm_that_another_host_has_is_left_to_it(
     here, there = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b"))
     left = home(here, "old")
     left.directory.spec.write_text("autostart = true\n" + left.directory.spec.read_text())
+    left = left._replace(spec=left.spec._replace(autostart=True))
     started: list[str] = []
 
     async def found(*_: object) -> Vm:
@@ -49,6 +50,7 @@ class Machine:
         self.host = LocalHost("a", path / "a", "127.0.0.1")
         self.vm = home(self.host, "old")
         self.vm.directory.spec.write_text("autostart = true\n" + self.vm.directory.spec.read_text())
+        self.vm = self.vm._replace(spec=self.vm.spec._replace(autostart=True))
         self.tries = self.silent_for = 0
         self.meanwhile: Callable[[], None] = lambda: None
         self.is_on = False
@@ -101,6 +103,17 @@ def test_what_an_operator_has_started_meanwhile_is_left_alone(machine: Machine) 
         machine.is_on = True
 
     machine.meanwhile = starts
+    assert machine.boot(60.0) == []
+    assert machine.tries == 1
+
+
+def test_nor_is_one_started_that_shall_not_be_by_now(machine: Machine) -> None:
+    machine.silent_for = 1
+
+    def switches_off() -> None:
+        machine.vm = machine.vm._replace(spec=machine.vm.spec._replace(autostart=False))
+
+    machine.meanwhile = switches_off
     assert machine.boot(60.0) == []
     assert machine.tries == 1
 

@@ -139,6 +139,36 @@ def test_a_user_without_an_account_is_told_what_to_set(
     assert remedy in done.stderr
 
 
+@pytest.mark.parametrize("words", [["serve"], ["serve", "--json"]])
+def test_a_far_side_without_a_connection_says_what_is_meant(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """As in a unit of systemd that lacks --scheduler: "vmckpt has a bug", after a traceback."""
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout[:1] in ("", "{")) == (2, True)
+    assert "vmckpt serve --scheduler" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_state_directory_is_not_relative_to_where_one_is(tmp_path: Path) -> None:
+    """`vmckpt has a bug`, or a second, empty state in each directory."""
+    become = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    rights = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "env", "-i",
+              f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")  # fmt: skip
+    for given, code in ((["HOME=home"], 2), (["XDG_STATE_HOME=state", f"HOME={tmp_path}"], 0)):
+        done = subprocess.run(
+            [*become, *rights, *given, *COMMAND, "vm", "list"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert ("VMCKPT_STATE_DIR" in done.stderr) is (code == 2)
+
+
 @pytest.mark.parametrize(
     ("words", "starter", "code"),
     [

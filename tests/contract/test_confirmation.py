@@ -15,9 +15,13 @@ import pytest
 from tests.commands import COMMAND, vmckpt
 from tests.guest_like import memory, save
 from tests.unit.test_checkpoint_tree import facts
+from tests.unit.test_guard_records import record as guard_record
 from vmckpt.cli.confirm import confirm, line_of
 from vmckpt.cli.stop_requests import StopRequestedError, listen, signals
 from vmckpt.errors import CancelledByUserError, UsageError
+from vmckpt.fleet.guard.record import GuardPhase
+from vmckpt.fleet.guard.record import load as load_guard
+from vmckpt.fleet.guard.record import save as save_guard
 from vmckpt.store.open import create_store, open_store
 
 QUESTION = b"Proceed? [y/N] "
@@ -36,14 +40,23 @@ def is_there(point: Point) -> bool:
         return point[1] in store.ids()
 
 
-def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> tuple[int, str]:
-    """The exit code and all that the terminal showed of a command that gets this answer."""
+def at_a_terminal(
+    state: Path,
+    answer: bytes | signal.Signals,
+    *words: str,
+    question: bytes = QUESTION,
+    output: int | None = None,
+) -> tuple[int, str]:
+    """The exit code and all that the terminal showed of a command that gets this answer.
+
+    `output`: where its standard output goes instead.
+    """
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, *words],
         env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
         stdin=theirs,
-        stdout=theirs,
+        stdout=theirs if output is None else output,
         stderr=theirs,
     ) as command:
         os.close(theirs)
@@ -51,7 +64,7 @@ def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> t
         try:
             while data := os.read(ours, 4096):
                 said += data
-                if QUESTION in said and not answered:
+                if question in said and not answered:
                     answered = True
                     if isinstance(answer, signal.Signals):
                         command.send_signal(answer)
@@ -147,6 +160,22 @@ def test_taking_a_lab_down_names_its_vms(tmp_path: Path) -> None:
     code, said = at_a_terminal(tmp_path, b"n\n", "lab", "down")
     assert (code, "web" in said) == (130, True)
     assert (tmp_path / "lab").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_guards_question_is_seen_wherever_its_commands_output_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went into the same file, and the guard waited for an answer."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    save_guard(guard_record("r", GuardPhase.COMMAND))
+    words, asked = ("guard", "resume", "r"), b"roll back? [y/n/later] "
+    to = subprocess.DEVNULL
+    code, said = at_a_terminal(tmp_path, signal.SIGINT, *words, question=asked, output=to)
+    assert (code, "the guard of 'web' is open" in said) == (9, True)
+    save_guard(guard_record("r", GuardPhase.COMMAND))
+    code, _ = at_a_terminal(tmp_path, b"n\n", *words, question=asked, output=to)
+    assert (code, load_guard("r").phase) == (0, GuardPhase.KEPT)
 
 
 def test_a_signal_that_does_not_interrupt_the_wait_for_an_answer_ends_it() -> None:

@@ -327,6 +327,28 @@ def test_a_drained_host_stays_so_when_none_of_the_rest_could_move(world: World) 
     assert records.load("a") is not None
 
 
+def test_a_drain_that_moves_nothing_forgets_none_that_is_still_away(world: World) -> None:
+    """The host was not opened, or `undrain` said that it was not drained."""
+    world.drain()
+    world.refused = {("vm0", "a"): Finding("cpu-model", REFUSE, "no CPU", "-")}
+    assert world.undrain().exit_code == 1
+    before = records.load("a")
+    assert before is not None
+    assert list(before.away) == ["vm0"]
+    with pytest.raises(RefusedError, match="cannot be forecast"):
+        world.drain(finish_within_s=60.0)
+    assert not world.closed("a")
+    assert records.load("a") == before
+    no_cpu = Finding("cpu-model", REFUSE, "no CPU", "-")
+    world.refused = {(f"vm{n}", host): no_cpu for n in range(5) for host in "bc"}
+    refused = world.drain()
+    assert (refused.exit_code, refused.closed, world.closed("a")) == (4, False, False)
+    assert records.load("a") == before
+    world.refused = {}
+    assert world.undrain().exit_code == 0
+    assert at(world, "a") == [f"vm{n}" for n in range(5)]
+
+
 @pytest.mark.parametrize("kind", [RefusedError, OperationFailedError])
 def test_a_host_that_has_filled_up_is_left_for_another(
     world: World, kind: type[VmckptError]
@@ -436,12 +458,17 @@ def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> Non
 
 
 @pytest.mark.parametrize(
-    "action", ["migrate to a", "vm run", "vm start", "checkpoint restore", "fork"]
-)
+    "action",
+    ["migrate to a", "migrate --recover", "vm run", "vm start", "vm reboot", "checkpoint restore",
+     "fork"],
+)  # fmt: skip
 def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World, action: str) -> None:
-    """Another drain had begun to move it there before the host was marked; or it was restored."""
+    """Another drain had begun to move it there before the host was marked; or it was restored.
+
+    Or its migration there was interrupted, and another process is about to find that it arrived.
+    """
     host = world.host("a")
-    if action == "vm start":  # it is at home there
+    if action in ("vm start", "vm reboot"):  # it is at home there
         vm_dir(host.state_dir, "late").path.mkdir(parents=True)
         vm_dir(host.state_dir, "late").current.touch()
 
@@ -488,6 +515,50 @@ def test_a_vm_that_is_started_meanwhile_leaves_too(world: World) -> None:
     assert "late" in result.moved
     assert at(starting, "a") == []
     assert "late" in records_of("a").away
+
+
+def test_a_vm_that_is_shut_down_meanwhile_does_not_stay(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs in it: the host was opened again, although it was empty."""
+    world.where = {"vm0": "a"}
+
+    async def examined(guest: Guest, target: Host, options: MigrationOptions) -> Examined:
+        world.stopped = {"vm0"}
+        return Examined((Finding("running", REFUSE, "'vm0' is stopped", "start it"),), 0)
+
+    monkeypatch.setattr(Guest, "examine", examined)
+    result = world.drain()
+    assert (result.exit_code, result.stay, world.closed("a")) == (0, (), True)
+
+
+@pytest.mark.parametrize("when", ["before it is examined", "before it moves"])
+def test_a_vm_that_is_removed_meanwhile_does_not_stay(
+    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The drain counted as incomplete; if it was the only VM, the host was not closed."""
+    world.where = {"vm0": "a"}
+    inspect, examine = world.inspect, Guest.examine
+
+    async def then_removed() -> Answers[VmInfo]:
+        found = await inspect()
+        if when == "before it is examined":
+            world.where.clear()
+        return found
+
+    async def examined(guest: Guest, target: Host, options: MigrationOptions) -> Examined:
+        found = await examine(guest, target, options)
+        world.where.clear()
+        return found
+
+    monkeypatch.setattr(world, "inspect", then_removed)
+    if when == "before it moves":
+        monkeypatch.setattr(Guest, "examine", examined)
+    result = world.drain()
+    assert (result.exit_code, result.stay, world.closed("a")) == (0, (), True)
+    assert ("no longer exists" if when == "before it is examined" else "it went wrong") in str(
+        world.told
+    )
 
 
 def test_one_that_is_there_again_whenever_it_was_moved_is_said_to_stay(world: World) -> None:
@@ -668,6 +739,22 @@ def test_what_brings_nothing_back_is_said(world: World) -> None:
     world.stopped = set()
     assert world.undrain().exit_code == 0
     assert records.load_all() == []
+
+
+def test_what_libvirt_still_has_of_a_domain_there_does_not_bring_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its definition stayed because libvirtd did not answer when it had moved: it was forgotten."""
+    world.drain()
+    inspect = world.inspect
+
+    async def left() -> Answers[VmInfo]:
+        found = await inspect()
+        return found._replace(given=[*found.given, info("vm0", "a", "stopped")])
+
+    monkeypatch.setattr(world, "inspect", left)
+    assert world.undrain().exit_code == 0
+    assert at(world, "a") == [f"vm{n}" for n in range(5)]
 
 
 def test_what_cannot_be_meant_is_refused_and_leaves_the_host_open(world: World) -> None:

@@ -64,7 +64,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert said(tmp_path, "drain", "local", "--to", "nowhere")[0] == 3
     assert said(tmp_path, "drain", "local", "--to", "local")[0] == 4
     wrong = (["--to", ","], ["--apart", "one"], ["--finish-within", "soon"], ["--keep-free", "all"],
-             ["--max-parallel", "0"], ["--for", "0s"])  # fmt: skip
+             ["--max-parallel", "0"], ["--for", "0s"], ["--vcpus-per-cpu", "nan"],
+             ["--vcpus-per-cpu", "inf"], ["--vcpus-per-cpu", "1e308"])  # fmt: skip
     for words in wrong:
         assert said(tmp_path, "drain", "local", *words)[0] == 2
     assert not (tmp_path / "drained.json").exists()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.test_images import a_vm
 from tests.unit.test_checkpoint_catalogue import Elsewhere
 from tests.unit.test_guard_records import record
 from vmckpt.cli.nouns.guard import _tools, run_
@@ -24,12 +25,17 @@ from vmckpt.fleet.guard.record import (
     GuardRecord,
     GuardRequest,
     GuardWorker,
+    OnFailure,
     ended,
+    load,
     load_all,
     save,
 )
+from vmckpt.fleet.guard.rollback import GuardOpenError
 from vmckpt.fleet.schedule.run import clock
+from vmckpt.hosts.inventory.inventory import change_host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
 DAY_S = 86_400.0
@@ -117,6 +123,39 @@ def test_what_came_of_it_can_be_kept_though_the_commands_host_is_gone(
     assert load_all().require_sound() == [kept]
     assert "files of the command remain on gone" in told[0]
     guard._require_none_open("web")
+
+
+def test_ctrl_c_ends_the_question_whether_to_roll_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no effect until the question was answered."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    began = save(record("r", GuardPhase.COMMAND))
+    assert began.request.on_failure is OnFailure.ASK
+
+    async def find(name: str, tell: object) -> Any:
+        raise AssertionError
+
+    async def fails() -> str:
+        return "the command's exit status is 1"
+
+    async def play() -> None:
+        is_asked = asyncio.Event()
+
+        async def ask(why: str) -> bool | None:
+            is_asked.set()
+            await asyncio.sleep(3600)
+            return True
+
+        work = _Guarding(began, GuardTools(print, print, ask, 1, find), ())
+        deciding = asyncio.ensure_future(work._decide(fails()))
+        await is_asked.wait()
+        deciding.cancel()
+        with pytest.raises(GuardOpenError):
+            await asyncio.wait_for(asyncio.shield(deciding), 10)
+
+    asyncio.run(play())
+    assert load("r").phase is GuardPhase.OPEN
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -208,6 +247,30 @@ def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
     is_down = False
     assert asyncio.run(guard.resume(still, tools)) is None
     assert (removed, load_all().require_sound()) == (["proof-r"], [])
+
+
+def test_a_copy_that_a_drain_has_moved_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard was forgotten, and the copy ran on where it was moved."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    other = LocalHost("b", tmp_path / "b", "127.0.0.1")
+    change_host(other)
+    image = other.state_dir / "images/proof-r.raw"
+    image.parent.mkdir(parents=True)
+    image.touch()
+    a_vm(other, "proof-r", 'image = "proof-r.raw"\nformat = "raw"')
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(_Guarding, "_remove_points", nothing)
+    monkeypatch.setattr(guard, "_checks", lambda _: ())
+    begun = save(replace(record("r", GuardPhase.PREPARING), host="local"))
+    tools = GuardTools(print, print, nothing, 1, nothing)  # type: ignore[arg-type]
+    assert asyncio.run(guard.resume(begun, tools)) is None
+    assert not vm_dir(other.state_dir, "proof-r").path.exists()
+    assert not image.exists()
 
 
 def test_a_guards_store_is_found_from_any_directory(

@@ -126,6 +126,13 @@ def test_a_path_that_is_relative_is_refused(operator: Operator, option: str) -> 
     assert operator.vmckpt("host", "list")[0] == 0
 
 
+def test_an_address_that_is_empty_is_refused(operator: Operator) -> None:
+    """As by a variable that is not set. No command could read the inventory from then on."""
+    code, refused = operator.vmckpt("host", "set", "local", "--migration-addr", "")
+    assert (code, refused["error"]["kind"]) == (2, "usage")
+    assert operator.vmckpt("host", "list")[0] == 0
+
+
 def test_what_a_host_lacks_is_told_with_what_mends_it(operator: Operator, tmp_path: Path) -> None:
     state = tmp_path / "a"
     lacking = ("--qemu", "/gone/qemu", "--bridge", "nobr9", "--libvirt", "/gone/libvirt-sock")

@@ -53,6 +53,8 @@ def test_metrics_are_served_until_ctrl_c(tmp_path: Path) -> None:
         serving.kill()
         serving.communicate()
     assert vmckpt(tmp_path, "metrics", "serve", "--listen", "here").returncode == 2
+    no_name = vmckpt(tmp_path, "metrics", "serve", "--listen", "a..b:0")  # "vmckpt has a bug"
+    assert (no_name.returncode, "cannot listen on a..b:0" in no_name.stderr) == (4, True)
 
 
 POLICY = '[[when]]\nstalls = 2\ndo = "throttle"\nby_percent = 20\nmost_percent = 40\n'

@@ -1,6 +1,7 @@
 """`vmckpt schedule` where there is no VM: what is refused, and what is shown."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,18 @@ def test_what_there_is_is_shown_run_and_removed(state: Path) -> None:
     assert (shown_again["failures"], shown_again["runs_failed"]) == (1, 1)
     assert "there is no VM 'db'" in shown_again["why"]
     assert schedule(state, "rm", "db") == (0, {"removed": "db"})
+
+
+def test_a_time_zone_that_is_gone_hides_no_schedule(state: Path) -> None:
+    """As US/Eastern is after an upgrade to Debian 13, until tzdata-legacy is installed."""
+    add(new_record("db", ScheduleRequest("db", When.EVERY, "UTC", every_s=3600.0), clock()))
+    gone = new_record("web", ScheduleRequest("web", When.EVERY, "Atlantis/Port", 60.0), clock())
+    add(replace(gone, last_done_s=1.0))
+    code, listed = schedule(state, "list")
+    assert (code, [one["schedule"] for one in listed["schedules"]]) == (0, ["db", "web"])
+    assert "no time zone 'Atlantis/Port'" in listed["schedules"][1]["why"]
+    assert "1970-01-01 00:00:01 UTC" in vmckpt(state, "schedule", "show", "web").stdout
+    following = vmckpt(state, "schedule", "next", "--count", "1", "--json")
+    assert [one["schedule"] for one in json.loads(following.stdout)["next"]] == ["db"]
+    assert "not listed: web: there is no time zone" in following.stderr
+    assert schedule(state, "next", "web")[0] == 2

@@ -657,7 +657,10 @@ def test_an_image_where_others_may_replace_it_stays(
     assert any("others may write" in one for one in theirs.told) is stays
 
 
-def test_no_directory_is_removed_as_an_image(theirs: Theirs) -> None:
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_no_directory_is_removed_as_an_image(theirs: Theirs, language: str) -> None:
+    """Whatever stat(1) calls it there."""
+    theirs.host = replace(theirs.host, enter=("env", "LC_ALL=C.UTF-8", f"LANGUAGE={language}"))
     os.chown(theirs.directory, 0, 0)
     theirs.image.unlink()
     theirs.image.mkdir()

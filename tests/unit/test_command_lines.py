@@ -12,6 +12,7 @@ import typer.main
 from vmckpt.cli.main import FORMER, command_line
 from vmckpt.cli.tree.examples import examples
 from vmckpt.cli.tree.renamed import renamed
+from vmckpt.fleet.guard.record import GuardProof, OnFailure, Where
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,15 @@ def test_every_command_has_two_examples() -> None:
 def test_each_example_is_one_of_its_command(words: str) -> None:
     for line in examples()[words]:
         assert parse(shlex.split(line)[1:]) == words, line
+
+
+@pytest.mark.parametrize("line", examples()["guard run"])
+def test_examples_of_guards_name_what_there_is(line: str) -> None:
+    """These options are any text to the parser."""
+    words = shlex.split(line)
+    for option, kind in (("--in", Where), ("--on-failure", OnFailure), ("--proof", GuardProof)):
+        if option in words:
+            assert kind(words[words.index(option) + 1])
 
 
 @pytest.mark.parametrize(("page", "line"), list(in_pages()))

@@ -84,6 +84,7 @@ def test_what_no_command_has_is_refused(write: Write, text: str, why: str) -> No
         ("checkpoint.restore", "host"),
         ("vm.run", "silent-hosts-are-off"),
         ("vm.stop", "host"),
+        ("vm.rm", "host"),
     ],
 )
 def test_no_default_says_that_a_silent_host_runs_no_guest(

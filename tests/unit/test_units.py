@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.cli.options.arguments import TimeLimits
 from vmckpt.errors import UsageError
+from vmckpt.fleet.guard.health import parse_check
+from vmckpt.options.migration import MigrationOptions
+from vmckpt.qemu.replies import _port
 from vmckpt.units import (
     GIB,
     KIB,
@@ -19,6 +23,7 @@ from vmckpt.units import (
     parse_duration_s,
     parse_rate_bytes_per_s,
     parse_size_bytes,
+    whole_number,
 )
 
 
@@ -157,3 +162,20 @@ def test_a_moment_is_told_in_the_local_time_zone(unix_s: float) -> None:
 @pytest.mark.parametrize("unix_s", [1 << 62, -(1 << 62), 10**400, 1e300])
 def test_a_moment_that_no_calendar_has_ends_no_list(unix_s: float) -> None:
     assert format_time(unix_s) == "?"
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("0080", 80), ("65535", 65535)])
+def test_whole_numbers_are_read(text: str, number: int) -> None:
+    assert whole_number(text, 65535) == number
+
+
+@pytest.mark.parametrize("text", ["", "-1", "65536", "1.5", "²", "٣", "9" * 5000])
+def test_what_is_no_such_number_is_none(text: str) -> None:
+    """Python reads no number of more than 4,300 digits: "vmckpt has a bug"."""
+    assert whole_number(text, 65535) is None
+    assert _port([{"type": "inet", "port": text}]) is None
+    for intent in ({"finish_by": f"{text}:00"}, {"max_slowdown": f"{text}%"}):
+        with pytest.raises(UsageError):
+            TimeLimits(**intent).intent(MigrationOptions())
+    with pytest.raises(UsageError):
+        parse_check(f"tcp:{text}", None)

@@ -53,10 +53,10 @@ def _failed(done: dict[str, Autostarted | None]) -> list[str]:
 
 
 async def _started(name: str, tell: Callable[[str], None]) -> Autostarted | None:
-    """None: it is not this machine's, or an operator has started it meanwhile."""
+    """None: it is not this machine's, or an operator has started it meanwhile, or will."""
     try:
         vm = await find_own(name, tell)
-        if vm.host.name != local_host().name or await vm.is_alive():
+        if vm.host.name != local_host().name or not vm.spec.autostart or await vm.is_alive():
             return None
         await DirectVm(vm).start()
     except VmckptError as exc:

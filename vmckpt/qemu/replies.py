@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from vmckpt.qemu.shapes import MigrationInfo, MigrationRam, SocketAddress
+from vmckpt.units import whole_number
 
 ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
 POSTCOPY_STATES = frozenset(
@@ -94,9 +95,9 @@ class MigrationStatus(NamedTuple):
 
 def _port(addresses: list[SocketAddress]) -> int | None:
     for address in addresses:
-        port = address.get("port") or ""
-        if address.get("type") == "inet" and port.isascii() and port.isdecimal():
-            return int(port)
+        port = whole_number(address.get("port") or "", 65535)
+        if address.get("type") == "inet" and port is not None:
+            return port
     return None
 
 

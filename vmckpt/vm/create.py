@@ -141,8 +141,9 @@ async def redefine_vm(vm: Vm, spec: Spec) -> Vm:
 
 
 async def _as_before(vm: Vm, created: Iterable[Path]) -> None:
-    await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
+    # First: on a full disk it makes room.
     await _remove_images(vm.host, vm.name, created)
+    await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
 
 
 def kept_platform(old_spec: Spec, old: Platform, spec: Spec, offered: Platform) -> Platform:

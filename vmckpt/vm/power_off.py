@@ -28,7 +28,8 @@ async def power_off(
             raise TimedOutError(
                 f"'{name}' did not power off within {timeout_s:g} s",
                 why="the guest did not act on its power button",
-                remedy="wait longer (--timeout), or end it at once with --force",
+                remedy="resume it if it is paused, wait longer (--timeout), or end it at once with "
+                "--force",
             )
         if now_s > pressed_s + PRESS_AGAIN_S:
             # A guest that is booting does not notice the first press.

@@ -32,10 +32,15 @@ KeepFree = Annotated[
     str,
     typer.Option("--keep-free", help="Memory to keep free on each destination.", metavar="SIZE"),
 ]
+MOST_VCPUS_PER_CPU = 1e6
 VcpusPerCpu = Annotated[
     float,
     typer.Option(
-        "--vcpus-per-cpu", min=0.1, help="Maximum number of vCPUs per processor.", metavar="N"
+        "--vcpus-per-cpu",
+        min=0.1,
+        max=MOST_VCPUS_PER_CPU,
+        help="Maximum number of vCPUs per processor.",
+        metavar="N",
     ),
 ]
 MaxVms = Annotated[
@@ -77,10 +82,19 @@ class Common(NamedTuple):
 
     def drain_options(self, options: MigrationOptions) -> "DrainOptions":
         """What they mean. Raises UsageError."""
+        import math
+
+        from vmckpt.errors import UsageError
         from vmckpt.fleet.drain.plan import DrainOptions
         from vmckpt.fleet.drain.view import HostLimits
         from vmckpt.units import parse_size_bytes
 
+        if math.isnan(self.vcpus_per_cpu):  # it is neither below the least nor above the most
+            raise UsageError(
+                "--vcpus-per-cpu nan is not a number",
+                why=f"it is from 0.1 to {MOST_VCPUS_PER_CPU:g}",
+                remedy="write e.g. --vcpus-per-cpu 16",
+            )
         limits = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
         return DrainOptions(
             finish_within_s=limits.finish_within_s,

@@ -230,12 +230,14 @@ def _tools(*, as_json: bool) -> "GuardTools":
     from vmckpt.sequence.in_thread import in_thread
 
     async def ask(why: str) -> bool | None:
-        if as_json or not sys.stdin.isatty():
+        if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return None
         warn(f"it failed: {why}")
+        # Standard output may be a file; and it has the command's own.
+        print("roll back? [y/n/later] ", end="", file=sys.stderr, flush=True)
         try:
-            answer = await in_thread(lambda: input("roll back? [y/n/later] "))
-        except (EOFError, OSError):  # Ctrl-D, or the terminal is closed
+            answer = await in_thread(sys.stdin.readline)
+        except OSError:  # the terminal is closed
             return None
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 

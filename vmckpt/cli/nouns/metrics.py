@@ -67,25 +67,27 @@ async def _serve(address: str, port: int) -> None:
         async with serving(address, port, collect) as got:
             note(f"serving http://{in_uri(address)}:{got}/metrics")
             await asyncio.Event().wait()
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # the latter: of a name that no host can have
         raise RefusedError(
             f"cannot listen on {address}:{port}",
-            why=exc.strerror or str(exc),
+            why=(isinstance(exc, OSError) and exc.strerror) or str(exc),
             remedy="choose another address or port with --listen",
         ) from exc
 
 
 def _address(listen: str) -> tuple[str, int]:
     from vmckpt.errors import UsageError
+    from vmckpt.units import whole_number
 
-    address, _, port = listen.rpartition(":")
-    if not address or not port.isdecimal() or int(port) > 65535:
+    address, _, text = listen.rpartition(":")
+    port = whole_number(text, 65535)
+    if not address or port is None:
         raise UsageError(
             f"'{listen}' is not an address to listen on",
             why="it must be ADDR:PORT",
             remedy=f"write e.g. --listen {LISTEN}",
         )
-    return address.strip("[]"), int(port)
+    return address.strip("[]"), port
 
 
 def write(path: Path, text: str) -> None:

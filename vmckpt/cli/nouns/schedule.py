@@ -1,10 +1,10 @@
 """vmckpt schedule: add, list, show, rm, next, run-due."""
 
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
-from zoneinfo import ZoneInfo
 
 import typer
 
@@ -153,17 +153,20 @@ def rm(name: Name, json: Json = False) -> None:
 @together
 def next_(names: Names = None, count: Count = 5, *, listing: ListOptions) -> None:
     """Show the next runs of all schedules."""
+    from vmckpt.errors import UsageError
     from vmckpt.fleet.schedule.due import upcoming
     from vmckpt.fleet.schedule.record import load, load_all
     from vmckpt.fleet.schedule.run import clock
 
-    now = clock()
-    records = [load(name) for name in names or ()] or load_all().records.values()
-    found = [
-        (at, record)
-        for record in records
-        for at in islice(upcoming(record.timing, record.state, now), count)
-    ]
+    now, found = clock(), list[tuple[float, "ScheduleRecord"]]()
+    for record in [load(name) for name in names or ()] or load_all().records.values():
+        try:
+            times = islice(upcoming(record.timing, record.state, now), count)
+            found += [(at, record) for at in times]
+        except UsageError as exc:  # its time zone is gone
+            if names:
+                raise
+            warn(f"not listed: {record.name}: {exc.what}: {exc.why}")
     first = sorted(found, key=lambda one: (one[0], one[1].name))[:count]
     facts = [
         {"schedule": one.name, "vm": one.vm, "at_unix_s": at, "at": _time(one, at)}
@@ -277,6 +280,13 @@ def _rule_text(rule: "RetentionRule | None") -> str:
 
 
 def _time(record: "ScheduleRecord", unix_s: float | None) -> str:
+    """In the schedule's time zone, or in UTC if this machine has that no longer."""
+    from vmckpt.errors import UsageError
+    from vmckpt.fleet.schedule.instants import parse_zone
+
     if unix_s is None:
         return "-"
-    return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
+    zone: tzinfo = UTC
+    with suppress(UsageError):
+        zone = parse_zone(record.request.zone)
+    return f"{datetime.fromtimestamp(unix_s, zone):%Y-%m-%d %H:%M:%S %Z}"

@@ -149,14 +149,15 @@ def seconds_until(clock: str, now: "datetime") -> float:
     from datetime import UTC, timedelta
 
     from vmckpt.errors import UsageError
+    from vmckpt.units import whole_number
 
     hours, _, minutes = clock.partition(":")
-    good = hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2
-    if not good or int(hours) > 23 or int(minutes) > 59:
+    hour, minute = whole_number(hours, 23), whole_number(minutes, 59)
+    if hour is None or minute is None or len(minutes) != 2:
         raise UsageError(
             f"'{clock}' is not a time of day", why="it must be HH:MM", remedy="write e.g. 02:00"
         )
-    today = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
+    today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     # Subtracting times of one zone compares wall clocks: only in UTC is the difference the time
     # that passes. When a clock is set back, it shows the same time twice.
     moments = [
@@ -173,14 +174,15 @@ def seconds_until(clock: str, now: "datetime") -> float:
 
 def _share(percent: str | None) -> float | None:
     from vmckpt.errors import UsageError
+    from vmckpt.units import whole_number
 
     if percent is None:
         return None
-    number = percent.removesuffix("%")
-    if number == percent or not number.isdecimal() or int(number) > 100:
+    number = whole_number(percent.removesuffix("%"), 100)
+    if number is None or not percent.endswith("%"):
         raise UsageError(
             f"'{percent}' is not a slowdown",
             why="it is a whole number of percent, 0% to 100%",
             remedy="write e.g. --max-slowdown 20%",
         )
-    return int(number) / 100
+    return number / 100

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 20
 # two guests could run. So must which of a VM's two homes is meant.
 _DEAD = frozenset({"primary-is-dead", "standby-is-dead", "silent-hosts-are-off"})
 _NEVER = frozenset({"json", "output", "columns", "help"}) | _DEAD
-_NEVER_OF = frozenset({("restore", "host"), ("stop", "host")})
+_NEVER_OF = frozenset({("restore", "host"), ("stop", "host"), ("rm", "host")})
 
 
 class Setting(NamedTuple):

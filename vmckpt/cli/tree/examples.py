@@ -158,7 +158,7 @@ checkpoint mount
     vmckpt checkpoint mount before-upgrade /mnt --store h2:
 guard run
     vmckpt guard run web --check 'curl -f http://10.0.0.5/' -- apt-get -y upgrade
-    vmckpt guard run web --in guest --on-failure rollback -- systemctl restart nginx
+    vmckpt guard run web --in guest --on-failure ask -- systemctl restart nginx
 guard list
     vmckpt guard list
     vmckpt guard list --json

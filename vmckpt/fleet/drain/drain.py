@@ -30,19 +30,17 @@ from vmckpt.fleet.drain.events import DrainEvent, Ended, Noted, Planned, Show, u
 from vmckpt.fleet.drain.plan import DrainOptions, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import DrainRecord, drains_dir
 from vmckpt.fleet.drain.result import DrainResult, Held
-from vmckpt.fleet.drain.view import TOOLS, DrainTools
+from vmckpt.fleet.drain.view import TOOLS, DrainTools, coming
 from vmckpt.forecast.drain.crowding import Past, PastMove
 from vmckpt.foreign import MalformedError
 from vmckpt.hosts.every import Arrival
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import close, closed_by, is_closed, reopen
 from vmckpt.hosts.inventory.inventory import local_host
-from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.jobs.files import new_run
 from vmckpt.sequence.steps import finish
 from vmckpt.units import counted
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path, vm_dir
 
 DRAIN, UNDRAIN = "drain", "undrain"
 # How often, and after how long, to retry a VM with a running operation.
@@ -50,9 +48,6 @@ BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
 # How often to look for VMs that are started while others move.
 LATE_TURNS = 3
-# Operations that hold a VM's lock and then start it on the host. They may have begun before the
-# host was marked, and take long.
-BEGINNINGS = (JUST_BEGUN, "vm run", "vm start", "vm adopt", "checkpoint restore", "fork")
 # At least this long to wait for a process that recovers a VM's interrupted move.
 SETTLE_S = 120.0
 
@@ -74,27 +69,39 @@ async def drain(
     CancelledByUserError (repeat the command to continue).
     """
     async with _only_one(host):
-        record = records.load(host.name) or DrainRecord(host.name, new_run(), time.time())
+        before = records.load(host.name)
+        record = before or DrainRecord(host.name, new_run(), time.time())
         destinations = _destinations(host, options, tools)
         was_closed = await is_closed(host)
         if not was_closed:
             record = replace(record, reason=reason)
         if not (dry_run or (reason and was_closed)):
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
+        work = _Work(DRAIN, host, record, options=options, tools=tools, show=show)
         try:
-            work = _Work(DRAIN, host, record, options=options, tools=tools, show=show)
             result = await work.carried_out(destinations, dry_run=dry_run)
-            if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
-                return replace(result, closed=was_closed or not dry_run)
-            # None could move, and the exit code says that nothing was changed.
-            records.forget(host.name)
-            await finish(reopen(host, record.run))
-            return result
         except BaseException:
             # An end before the first move has changed nothing.
-            if not (was_closed or dry_run) and records.load(host.name) is None:
-                await finish(reopen(host, record.run))
+            if not (was_closed or dry_run or work.may_have_moved):
+                await finish(_as_before(host, record.run, before))
             raise
+        if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
+            return replace(result, closed=was_closed or not dry_run)
+        # None could move, and the exit code says that nothing was changed.
+        await finish(_as_before(host, record.run, before))
+        return result
+
+
+async def _as_before(host: Host, run: str, before: DrainRecord | None) -> None:
+    """No VM was moved. What an earlier drain took away, and has not come back yet, still may."""
+    try:
+        now = records.load(host.name)
+        if before is None:
+            records.forget(host.name)
+        elif now is not None:
+            records.save(replace(before, away=now.away, moving=now.moving))
+    finally:
+        await reopen(host, run)
 
 
 async def undrain(
@@ -179,6 +186,7 @@ class _Work:
     ) -> None:
         self._action, self._host, self._options = action, host, options
         self._tools, self._show, self._record = tools, unless_gone(show), record
+        self.may_have_moved = False
         self._silent: Sequence[VmckptError] = ()
         self._moved = dict[str, str]()
         self._stay = dict[str, Stay]()
@@ -204,6 +212,7 @@ class _Work:
         if self._action == UNDRAIN:
             await reopen(self._host)
         self._save(self._record)
+        self.may_have_moved = True
         began_s = time.monotonic()
         try:
             await self._carry(plan, plans, destinations)
@@ -286,7 +295,8 @@ class _Work:
                 [vm for vm in here if vm.is_on and vm.name not in self._stay],
                 tuple(vm.name for vm in here if not vm.is_on),
             )
-        by_name = {vm.name: vm for vm in seen}
+        # A domain may be defined on several hosts: where it runs counts.
+        by_name = {vm.name: vm for vm in sorted(seen, key=lambda vm: vm.is_on)}
         leaving = []
         for name in [*self._record.away]:
             vm = by_name.get(name)
@@ -331,7 +341,11 @@ class _Work:
             try:
                 await carrier.carry(plan.table)
             finally:
-                self._stay |= {move.vm: _stay(move.vm, exc) for move, exc in carrier.failures}
+                self._stay |= {
+                    move.vm: _stay(move.vm, exc)
+                    for move, exc in carrier.failures
+                    if not isinstance(exc, NotFoundError)  # it was removed meanwhile
+                }
                 for vm, exc in carrier.held:
                     self._held[vm] = Held(vm, f"{exc.what}: {exc.why}", exc.remedy)
                     self._say(str(exc))
@@ -362,7 +376,10 @@ class _Work:
         for turn in range(LATE_TURNS + 1):
             await self._wait_for_arrivals()
             seen = await self._inspect()
-            late, _ = self._leaving(seen)
+            late, stopped = self._leaving(seen)
+            for name in stopped:  # one that could not move may have been shut down since
+                if name in self._stay and self._stay[name].code == RefusedError.exit_code:
+                    del self._stay[name]
             if not late:
                 return
             if turn == LATE_TURNS:
@@ -383,27 +400,11 @@ class _Work:
 
     async def _wait_for_arrivals(self) -> None:
         reported = set[str]()
-        while coming := await self._coming():
-            for name in sorted(coming - reported):
+        while found := await coming(self._host):
+            for name in sorted(found - reported):
                 self._say(f"{name} is on its way to {self._host.name}: waiting for it")
-            reported |= coming
+            reported |= found
             await asyncio.sleep(WORKED_ON_POLL_S)
-
-    async def _coming(self) -> set[str]:
-        """The VMs that are about to run on the host, by the holders of their locks there.
-
-        For a move the host is a destination that is not home yet.
-        """
-        host = self._host
-
-        async def is_coming(name: str) -> bool:
-            holder = await host.lock_owner(lock_path(host.state_dir, name))
-            if holder is None or not holder.action.startswith("migrate to "):
-                return holder is not None and holder.action in BEGINNINGS
-            return not await host.exists(vm_dir(host.state_dir, name).current)
-
-        names = await host.list_dir(host.state_dir / "locks")
-        return {name for name in names if await is_coming(name)}
 
     async def _again(
         self, plans: Planner, names: Sequence[str], destinations: Sequence[Host]

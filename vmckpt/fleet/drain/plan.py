@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vmckpt.drivers.driver import Driver, VmInfo, examined
-from vmckpt.errors import RefusedError, VmckptError
+from vmckpt.errors import NotFoundError, RefusedError, VmckptError
 from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Found, MoveCosts
 from vmckpt.fleet.drain.record import load_past
@@ -350,6 +350,9 @@ async def planner(
     async def inspect(vm: VmInfo) -> None:
         try:
             driver = await tools.find(vm.name, tell)
+        except NotFoundError:
+            tell(f"{vm.name} no longer exists")
+            return
         except VmckptError as exc:
             stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
             return

@@ -14,12 +14,19 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import is_closed
 from vmckpt.hosts.inventory.inventory import all_hosts
+from vmckpt.hosts.lock import JUST_BEGUN
 from vmckpt.units import parse_size_bytes
-from vmckpt.vm.inventory import is_worked_on
+from vmckpt.vm.inventory import RECOVERY, is_worked_on
+from vmckpt.vm.paths import lock_path, vm_dir
 
 _MEM_TOTAL = re.compile(r"MemTotal: +([0-9]{1,15}) kB *")
 # In /sys/devices/system/cpu/online, between commas.
 _SPAN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+# Operations that hold a VM's lock and then start it on the host. They may have begun before the
+# host was marked, and take long.
+BEGINNINGS = (
+    JUST_BEGUN, "vm run", "vm start", "vm reboot", "vm adopt", "checkpoint restore", "fork",
+)  # fmt: skip
 # No limit, as a number that is never reached.
 ANY_NUMBER = 1 << 20
 
@@ -80,6 +87,22 @@ async def inspect_hosts(
             return HostSeen(host, None, f"{exc.what}: {exc.why}")
 
     return (await ask_every(hosts, inspect_or_explain)).given
+
+
+async def coming(host: Host) -> set[str]:
+    """The VMs that are about to run on the host, by the holders of their locks there.
+
+    For a move, or its recovery, the host is a destination that is not home yet.
+    """
+
+    async def is_coming(name: str) -> bool:
+        holder = await host.lock_owner(lock_path(host.state_dir, name))
+        if holder is None or not holder.action.startswith(("migrate to ", RECOVERY)):
+            return holder is not None and holder.action in BEGINNINGS
+        return not await host.exists(vm_dir(host.state_dir, name).current)
+
+    names = await host.list_dir(host.state_dir / "locks")
+    return {name for name in names if await is_coming(name)}
 
 
 async def _room(host: Host, there: Sequence[VmInfo], limits: HostLimits) -> HostRoom:

@@ -62,6 +62,7 @@ from vmckpt.fleet.guard.rollback import (
     was_restored,
 )
 from vmckpt.fleet.schedule.run import clock
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.hosts.processes.deadman import armed
@@ -70,7 +71,7 @@ from vmckpt.jobs.handle import revoke
 from vmckpt.preflight.checkpoint import require_replaceable
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.naming import IfTaken, dated
-from vmckpt.vm.inventory import Vm, homes
+from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
 from vmckpt.vm.paths import file_name
 
@@ -314,13 +315,13 @@ class _Guarding:
         try:
             failure = await work
         except asyncio.CancelledError:
-            await finish(self._failed("it was cancelled"))
+            await self._failed("it was cancelled")
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the VM has its way back
             known = isinstance(exc, (VmckptError, OSError))
             failure = str(exc) if known else f"{type(exc).__name__}: {exc}"
         if failure:
-            return await finish(self._failed(failure))
+            return await self._failed(failure)
         await self._keep()
         return self._record
 
@@ -359,8 +360,9 @@ class _Guarding:
         try:
             await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
-            (copy,) = await homes(name, [host])
-            if found := await health_problems(copy, ()):
+            copies = await homes(name, [host])
+            gone = [f"it is no longer on {host.name}"]
+            if found := await health_problems(copies[0], ()) if copies else gone:
                 raise OperationFailedError(
                     "a copy of the checkpoint does not run",
                     why="; ".join(found),
@@ -374,12 +376,16 @@ class _Guarding:
         return f"proof-{self._record.run}"
 
     async def _remove_copy(self, host: Host) -> None:
-        for copy in await homes(self._copy_name, [host]):
+        """From another host, too: a drain may have moved it."""
+        name = self._copy_name
+        found: list[Vm | None] = [*await homes(name, [host])]
+        found = found or (await ask_every(all_hosts(), lambda one: read_vm(one, name))).given
+        for copy in filter(None, found):
             await _when_free(partial(stop_vm, copy, force=True, timeout_s=0))
             await _when_free(partial(remove_vm, copy))
             for disk in copy.spec.disks:
                 if not disk.read_only:
-                    await host.remove(disk.on(host.state_dir))
+                    await copy.host.remove(disk.on(copy.host.state_dir))
 
     async def _never_begun(self) -> None:
         """The command was not begun: remove everything of the guard.
@@ -455,15 +461,19 @@ class _Guarding:
             return [str(exc)]
 
     async def _failed(self, why: str) -> GuardRecord:
+        """Roll back, or do as the operator answers; only the question ends with a cancellation."""
         if self._request.on_failure is OnFailure.ASK:
             self._save(phase=GuardPhase.OPEN, why=why)
-            answer = await self._tools.ask(why)
+            try:
+                answer = await self._tools.ask(why)
+            except asyncio.CancelledError:
+                answer = None
             if answer is None:
                 raise left_open(self._record, why)
             if not answer:
-                await self._keep()
+                await finish(self._keep())
                 return self._record
-        return await self._roll_back(why)
+        return await finish(self._roll_back(why))
 
     async def _roll_back(self, why: str) -> GuardRecord:
         self._record = await roll_back(self._record, why, self._tools.find, self._tools.tell)

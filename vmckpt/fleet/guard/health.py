@@ -16,6 +16,7 @@ from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.hosts.sockets.http import request
 from vmckpt.qemu.agent import GuestAgent
+from vmckpt.units import whole_number
 from vmckpt.vm.inventory import Vm, inspect
 
 CHECK_TIMEOUT_S = 10.0
@@ -66,7 +67,7 @@ def parse_check(text: str, address: str | None) -> HealthCheck:
         return HealthCheck(CheckKind.HTTP, (text,), text)
     if text.startswith("tcp:"):
         where, _, port = text.removeprefix("tcp:").rpartition(":")
-        if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        if not whole_number(port, _LAST_PORT):
             raise _no_check(text, "it must be tcp:PORT or tcp:ADDRESS:PORT")
         found = where.strip("[]") or address
         return HealthCheck(CheckKind.TCP, (found or "", port), text)

@@ -1,6 +1,7 @@
 """Where this user's state is. It imports little: completion of a command line waits for it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import UsageError
@@ -17,7 +18,9 @@ def state_dir() -> Path:
     elif os.geteuid() == 0:
         path = Path("/var/lib/vmckpt")
     else:
-        path = Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local/state") / "vmckpt"
+        given = os.environ.get("XDG_STATE_HOME", "")
+        # A relative one does not count, by XDG's base directory specification.
+        path = (Path(given) if given.startswith("/") else _home() / ".local/state") / "vmckpt"
     if path not in _own:
         require_own(path)
         if path.exists():
@@ -26,14 +29,14 @@ def state_dir() -> Path:
 
 
 def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError as exc:
-        raise UsageError(
-            "this user has no state directory",
-            why=f"uid {os.geteuid()} has no account here, and HOME is not set",
-            remedy="name a directory: VMCKPT_STATE_DIR",
-        ) from exc
+    why = f"uid {os.geteuid()} has no account here, and HOME is not set"
+    with suppress(RuntimeError):
+        if (home := Path.home()).is_absolute():
+            return home
+        why = f"HOME is '{home}', not an absolute path"
+    raise UsageError(
+        "this user has no state directory", why=why, remedy="name a directory: VMCKPT_STATE_DIR"
+    )
 
 
 # State directories known to belong to this user alone; a missing one is checked again later.

@@ -107,9 +107,11 @@ def add_host(entry: "SshEntry") -> None:
 
 
 def change_host(entry: "LocalHost | SshEntry") -> None:
-    """Replace an inventory entry. Raises UsageError, StorageError."""
-    text = json.dumps(entry_to_json(entry), indent=1)
-    write_durably(_entry_path(entry.name), f"{text}\n")
+    """Replace an inventory entry. Raises UsageError, also if it could not be read; StorageError."""
+    data = entry_to_json(entry)
+    with describing(entry.name):
+        parse_entry(entry.name, data)
+    write_durably(_entry_path(entry.name), f"{json.dumps(data, indent=1)}\n")
 
 
 @contextmanager

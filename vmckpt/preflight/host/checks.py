@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    UsageError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import find_entry, local_host
 from vmckpt.hosts.inventory.paste import Paste
@@ -49,12 +56,19 @@ async def check_host(host: Host, operator: Host, entry: LocalHost | SshEntry) ->
     """Run all checks on a host; `entry` is its entry in the inventory.
 
     Each remedy is a command for the operator's shell; the host's clock is compared with the
-    operator's. Raises HostDownError when the host does not answer.
+    operator's. The checks end where the host cannot write. Raises HostDownError,
+    OutcomeUnknownError: the host does not answer.
     """
     await host.require_up()
     facts: dict[str, Any] = {}
     paste = Paste(entry, root=await host.user_id() == 0)
-    checks = [check async for check in _all(host, operator, paste, facts)]
+    checks = list[Finding]()
+    try:
+        async for check in _all(host, operator, paste, facts):
+            checks.append(check)
+    except StorageError as exc:
+        reason = f"{exc.what}: {exc.why}; the checks that follow were not made"
+        checks.append(Finding("storage", REFUSE, reason, f"# {exc.remedy}"))
     return HostReport(facts, tuple(checks))
 
 
@@ -65,7 +79,7 @@ async def check_hosts(hosts: Iterable[Host]) -> list[HostReport]:
         entry = find_entry(host.name)
         try:
             return await check_host(host, local_host(), entry)
-        except HostDownError as exc:
+        except (HostDownError, OutcomeUnknownError) as exc:
             remedy = remedies.reached_anew(entry, exc.remedy)
             silent = Finding("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
             return HostReport({}, (silent,))
@@ -77,6 +91,7 @@ async def _all(
     host: Host, operator: Host, paste: Paste, facts: dict[str, Any]
 ) -> AsyncIterator[Finding]:
     yield await _state_dir(host, paste)
+    yield await _room(host, paste, facts)
     async for check in _qemu(host, paste, facts):
         yield check
     yield await _kvm(host, paste, facts)
@@ -86,7 +101,6 @@ async def _all(
     async for check in vm_users.host_checks(host):
         yield _with_fix(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
-    yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
     async for check in destination_host.ports(host, needed=1):

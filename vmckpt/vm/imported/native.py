@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, UsageError
+from vmckpt.foreign import MOST_INTEGER
 from vmckpt.qemu.inside import GuestDrive
+from vmckpt.units import whole_number
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.images import FORMATS
 from vmckpt.vm.adopted.options import Option, split_options
@@ -22,7 +24,7 @@ from vmckpt.vm.argv import Platform
 # The key of a first value that has none.
 _IMPLIED = {"machine": "type", "accel": "accel", "smp": "cpus", "m": "size", "device": "driver",
             "object": "qom-type", "chardev": "backend", "blockdev": "driver"}  # fmt: skip
-_SIZE = re.compile(r"(\d+)([bkKmMgGtT]?)")
+_SIZE = re.compile(r"([0-9]{1,15})([bkKmMgGtT]?)")
 _UNITS = {"b": 1, "k": 1 << 10, "": 1 << 20, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # libvirt encrypts secrets of the command line with it.
 _MASTER_KEY = "masterKey0"
@@ -211,9 +213,9 @@ def _given(settings: Settings, key: str) -> str:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal():
+    if (number := whole_number(text, MOST_INTEGER)) is None:
         raise _unreadable(f"'{text}' is not a number")
-    return int(text)
+    return number
 
 
 def _size(text: str) -> int:

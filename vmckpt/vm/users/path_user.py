@@ -59,8 +59,10 @@ def _is_open(mode: str, group: str) -> bool:
 async def remove_as(host: Host, user: int | None, path: Path) -> None:
     """Remove a file, if it is there, with the rights of its `path_user`. Raises StorageError."""
     if user is None:
-        found = await host.run(["stat", "-c", "%F", "--", str(path)])  # of a link itself
-        if found.stdout.strip() == "directory":
+        # Not in words, which depend on the host's language; nor of what a link leads to.
+        is_directory = '[ -d "$1" ] && [ ! -L "$1" ]'
+        found = await host.run(["sh", "-c", is_directory, "sh", str(path)])
+        if found.returncode == 0:
             raise StorageError(
                 f"{path} on {host.name} is not removed",
                 why="it is a directory, which is no image",

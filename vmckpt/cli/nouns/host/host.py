@@ -266,12 +266,13 @@ def _other_network(came_in_on: str | None, migration_address: str) -> str | None
 
 def _ports(text: str | None) -> tuple[int, int] | None:
     from vmckpt.errors import UsageError
+    from vmckpt.units import whole_number
 
     if text is None:
         return None
-    first, _, last = text.partition("-")
-    if first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536:
-        return int(first), int(last)
+    first, last = (whole_number(port, 65535) for port in text.partition("-")[::2])
+    if first is not None and last is not None and 0 < first <= last:
+        return first, last
     raise UsageError(
         f"'{text}' is not a range of ports", why="it must be FIRST-LAST", remedy="e.g. 49152-49215"
     )
