@@ -92,6 +92,19 @@ def said(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def test_what_an_earlier_home_left_is_not_folded_over_what_is_newer(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """The removal of that home was cut off; the VM has come back since, and has powered off."""
+    recorded(tmp_path, "a/2")
+    since = Qemu(home(tmp_path).qemu("newer"), ProcessId(1 << 22, 1), PLATFORM)
+    home(tmp_path).current.write_text(since.to_json())
+    asyncio.run(commit_overlays(home(tmp_path).overlays))
+    assert said(tmp_path) == []
+    assert not home(tmp_path).overlays.exists()
+    assert hosts[0].state_dir.exists()
+
+
 def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:

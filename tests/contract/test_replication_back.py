@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
+from tests.waiting import eventually
 from vmckpt.cli.options.replicate_options import ReplicateArguments
 from vmckpt.errors import (
     BusyError,
@@ -21,13 +24,14 @@ from vmckpt.errors import (
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
+    TimedOutError,
     UsageError,
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.operator import begin
+from vmckpt.replicate.operator import begin, operate, sides
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.failback import came_from, failback, last_options
 from vmckpt.replicate.operator.keep import keep
@@ -216,6 +220,33 @@ def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> No
     assert "a does not answer (no way to it)" in warning
 
 
+@pytest.mark.parametrize("state", ["promoted", "following"])
+def test_a_standby_that_still_flushes_its_disks_has_the_guest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """As after a `failback`, which has just copied a disk: it was said not to have taken over, and
+    what might be done about that ends it.
+    """
+    monkeypatch.setattr(sides, "BEGIN_S", 0.3)
+    vm = a_vm(tmp_path)
+    taken_over(vm, 12.0)
+    files = ServiceFiles.of(vm.host, "web")
+    last = json.loads(files.status.read_text())
+    files.status.write_text(json.dumps(last | {"state": state}))
+    service = [sys.executable, "-c", "import time; time.sleep(60)", "replica", "standby"]
+    with subprocess.Popen([*service, str(files.path)]) as flushing:
+        try:
+            eventually(lambda: asyncio.run(sides.services(vm.host, "web")), 10, "it is there")
+            waiting = operate._await_decision(vm.host, "web", "1")
+            if state == "promoted":
+                asyncio.run(waiting)
+            else:
+                with pytest.raises(TimedOutError, match="has not taken"):
+                    asyncio.run(waiting)
+        finally:
+            flushing.kill()
+
+
 def test_a_guest_that_was_taken_over_and_does_not_run_is_no_success_however_often_asked(
     tmp_path: Path,
 ) -> None:
@@ -302,6 +333,23 @@ def test_who_was_a_standby_once_is_not_asked_for_the_one_of_now(tmp_path: Path, 
 
     assert asyncio.run(main()).status.standby == "c"
     assert scripted.heard == [("a", "failover"), ("c", "failover")]
+
+
+def test_a_standby_that_is_still_being_copied_to_is_not_asked_to_take_over(tmp_path: Path) -> None:
+    """That ended the copy: the primary was asked to hand over what its standby did not have."""
+    scripted = Scripted(tmp_path)
+    of_now = {"primary": "a", "standby": "c", "run": "2", "state": "copying"}
+
+    async def main() -> None:
+        async with (
+            scripted.answers("a", role="primary", **of_now),
+            scripted.answers("c", role="standby", **of_now),
+        ):
+            with pytest.raises(OperationFailedError, match="cannot take 'web' over yet"):
+                await failover("web", [scripted.hosts[name] for name in "ac"])
+
+    asyncio.run(main())
+    assert scripted.heard == []
 
 
 def test_where_only_a_standby_of_once_is_known_nobody_is_asked(tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
-"""Devices that keep a VM from being replicated, as a scripted QEMU lists them."""
+"""What keeps a VM from being replicated, as a scripted QEMU says it."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.contract.test_replication_leftovers import requested, stands_still_at
 from tests.scripted_qmp import answering, play
+from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.capture import devices
-from vmckpt.preflight.replication.checks import _firmware
+from vmckpt.preflight.replication.checks import _firmware, runs
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.replicate.primary import primary
+from vmckpt.replicate.request import read_request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -66,3 +72,45 @@ def test_firmware_variables_that_the_guest_can_write_are_refused(tmp_path: Path)
         found = list(_firmware(vm))
         assert [check.code for check in found if check.verdict == "refuse"] == refused
         assert all("/var/vars.fd" in check.reason for check in found)
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("running", ""),
+        ("paused", "vmckpt vm resume web"),
+        ("io-error", "vmckpt vm resume web"),
+        ("suspended", "vmckpt vm show web"),
+    ],
+)
+def test_a_guest_that_does_not_run_is_not_protected(
+    tmp_path: Path, state: str, remedy: str
+) -> None:
+    directory = vm_dir(tmp_path, "web")
+    spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
+    qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+    vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
+
+    async def look(monitor: Monitor) -> None:
+        found = [check async for check in runs(vm, monitor)]
+        assert [check.remedy for check in found] == ([remedy] if remedy else [])
+        assert all(f"'{state}'" in check.reason for check in found)
+
+    play(answering(query_status={"status": state, "running": state == "running"}), look)
+
+
+def test_a_guest_that_was_paused_since_start_checked_it_stays_paused(tmp_path: Path) -> None:
+    """It was resumed as its protection, which had no epoch, ended: `keep` did so by itself."""
+    hosts = tuple(LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("b", "a"))
+    did = list[str]()
+
+    async def main() -> None:
+        files = requested((hosts[0], hosts[1]), tmp_path)
+        request = replace(read_request(files.path), qemu_id="new")
+        async with stands_still_at(hosts[0], did):
+            with pytest.raises(RefusedError, match="cannot be protected") as refused:
+                await primary._vm_of(request)
+        assert "vmckpt vm resume web" in refused.value.remedy
+
+    asyncio.run(main())
+    assert "cont" not in did

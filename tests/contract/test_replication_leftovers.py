@@ -48,10 +48,12 @@ from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
 from vmckpt.replicate.operator import begin, leftover_copies, sides
 from vmckpt.replicate.operator import stop as stopping
+from vmckpt.replicate.operator.committing import hosts_with_overlays
 from vmckpt.replicate.operator.failback import _is_protected_by
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 from vmckpt.replicate.operator.leftovers import remove_stale_home
 from vmckpt.replicate.operator.operate import require_decided, settle
+from vmckpt.replicate.operator.sides import side_of
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import primary
 from vmckpt.replicate.primary.claim import Claim, examine
@@ -60,9 +62,10 @@ from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, 
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu, Replaced
+from vmckpt.vm.start import Qemu, Replaced, sweep
 from vmckpt.vm.superseded import is_superseded
 
 SPEC = 'name = "web"\nmemory = "32M"\n'
@@ -950,3 +953,79 @@ def test_a_stale_home_on_a_full_disk_goes_for_which_the_guest_was_handed_over(
     asyncio.run(remove_stale_home(host, "web", "old"))
     assert not vm.directory.path.exists()
     assert asyncio.run(is_superseded(host, "web", image))
+
+
+# What is gone when the removal of a home is cut off: a file system lists its files in any order.
+CUT_OFF: tuple[list[str], ...] = (
+    ["claim.json"],
+    ["vm.json"],
+    ["spec.toml"],
+    ["vm.json", "spec.toml"],
+    [],
+)
+
+
+@pytest.mark.parametrize("gone", CUT_OFF)
+@pytest.mark.parametrize("also", [0, 1, 2])
+def test_a_home_whose_removal_is_cut_off_is_there_with_its_claim_or_not_at_all(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, gone: list[str], also: int
+) -> None:
+    """By a power cut, a kill: an overlay of hundreds of gigabytes takes a file system seconds. What
+    was left had no claim, and ran beside its successor; or it was in the way of all that came
+    there later, of which it said that another host had it, and committed its overlay to its disks.
+    """
+    vm = home(hosts[0], "old")
+    requested(hosts, tmp_path, (CopiedDisk(0, 1 << 20),), SHARED)
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    vm.directory.overlays.mkdir()
+    shutil.copy(ServiceFiles.of(hosts[0], "web").request, vm.directory.overlays_request)
+    killed = HostDownError("a", why="it lost its power", remedy="-")
+
+    def partly(path: Path) -> None:
+        for name in gone:
+            (path / name).unlink(missing_ok=True)
+        raise killed
+
+    def in_order(argv: list[str], *_: object) -> None:
+        *before, path = map(Path, argv[3:])
+        for one in before[:also]:
+            one.unlink()
+        if also >= len(before):
+            partly(path)
+        raise killed
+
+    faults = (
+        Fault("remove", of=lambda path: path == vm.directory.path, by=partly),
+        Fault("run", of=lambda argv, *_: argv[:2] == ["rm", "-rf"], by=in_order),
+    )
+    host = FaultyHost("a", hosts[0].state_dir, "127.0.0.1", faults=faults)
+    with pytest.raises(HostDownError):
+        asyncio.run(remove_stale_home(host, "web", "old"))
+    if asyncio.run(read_vm(hosts[0], "web")) is not None:
+        assert vm.directory.claim.exists()
+        asyncio.run(remove_stale_home(hosts[0], "web", "old"))
+        assert not vm.directory.path.exists()
+        return
+    # A standby waits there, and takes over.
+    asyncio.run(sweep(hosts[0], vm.spec, vm.directory, None))
+    vm.directory.path.mkdir(exist_ok=True)
+    vm.directory.spec.write_text(SPEC)
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+    vm.directory.current.write_text(vm.qemu.to_json())
+    asyncio.run(read_again(vm))
+    assert not asyncio.run(hosts_with_overlays("web", hosts))
+
+
+def test_what_an_earlier_service_said_at_its_end_is_not_of_a_later_one(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """The removal of its files was cut off. `stop` went by it: the later one seemed to have ended,
+    and left no term to be taken back.
+    """
+    files = requested(hosts, tmp_path)
+    request = read_request(files.path)
+    files.request.unlink()
+    files.status.write_text(json.dumps({"role": "primary", "state": "ended", "run": "0"}))
+    asyncio.run(begin._write(hosts[0], files, request))
+    side = asyncio.run(side_of(hosts[0], "web"))
+    assert side is not None and (side.status.state, side.status.run) == ("dead", "1")

@@ -325,7 +325,7 @@ def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
     waiting._woken_by_its_end = nullcontext
     waiting._stream = SimpleNamespace(receive=receive, beat=never, is_taken=False)
     waiting._keeper = SimpleNamespace(
-        keep=never, take_back=lambda _: answer(False), is_refuted=False
+        keep=never, take_back=lambda _: answer(False), is_refuted=False, had_replica=True
     )
     waiting._qemu_lives = lambda: True
     waiting._end_qemu = ended

@@ -5,7 +5,7 @@ import errno
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -27,12 +27,13 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
-from vmckpt.lease.rule import Claimant
+from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
+from vmckpt.replicate.operator import keep as keeping
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator import terms
 from vmckpt.replicate.operator.keep import keep
@@ -40,6 +41,7 @@ from vmckpt.replicate.operator.keeping import DailyWindow
 from vmckpt.replicate.operator.operate import failover, require_decided
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.primary import protection as protecting
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.recovery import abandon, recover
@@ -47,7 +49,7 @@ from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import takeover
 from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import TakeOver
-from vmckpt.replicate.status import ReplicaStatus
+from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 
@@ -206,6 +208,48 @@ def test_nor_where_the_window_of_keep_ends_and_the_arbiter_is_not_heard(
     asyncio.run(answered())
     assert "'web' is on c" in kept.told[0]
     assert GO_ALONE not in waits.told
+
+
+@pytest.mark.parametrize("are_dead", [True, False])
+def test_a_keep_that_was_itself_suspended_ends_no_protection(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, are_dead: bool
+) -> None:
+    """Both services had answered, too late for it: it ended a healthy protection, and began to copy
+    the VM anew.
+    """
+    vm, files = protected(hosts, tmp_path)
+    request, heard, did = read_request(files.path), list[bool](), list[str]()
+
+    async def late(_name: str, known: Sequence[Host]) -> list[ReplicaSide]:
+        heard.append(bool(heard) and not are_dead)
+        state = "protected" if heard[-1] else "silent"
+        return [
+            ReplicaSide(
+                one, ReplicaStatus(role=role, state=state, run=request.run), answers=heard[-1]
+            )
+            for one, role in zip(known, (Role.PRIMARY, Role.STANDBY), strict=True)
+        ]
+
+    async def stopped(*_: object) -> None:
+        did.append("stop")
+
+    async def started(*_: object) -> None:
+        did.append("start")
+
+    monkeypatch.setattr(keeping, "sides", late)
+    monkeypatch.setattr(keeping, "stop", stopped)
+    monkeypatch.setattr(keeping, "start", started)
+    options = ReplicationOptions("/leases")
+
+    async def main() -> None:
+        kept = keep("web", hosts, lambda *_: options, new_run=lambda: "r", tell=lambda *_: None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(kept, 2.0)
+
+    with running(vm):
+        asyncio.run(main())
+    assert did == (["stop", "start"] if are_dead else [])
+    assert len(heard) == 2
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -473,6 +517,49 @@ def test_a_primary_that_saw_its_standbys_term_does_not_go_on_by_the_operators_wo
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("was_in_sync", [True, False])
+def test_a_guest_is_not_ended_for_a_term_that_no_replica_of_it_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, was_in_sync: bool
+) -> None:
+    """Another installation protects its VM of that name with the same etcd: it took the term during
+    the first copy, and half a minute later the guest, which only this host had, was killed.
+    """
+    monkeypatch.setattr(protecting, "GIVEN_UP_S", 0.1)
+    store, did = FileStore(tmp_path), list[str]()
+    one = protection(store, lambda: True)
+    one._request = SimpleNamespace(one_machine=False, is_standbys=lambda holder: holder == "b/1")
+    one._stream.is_taken, one._stream.abort = False, lambda: None
+
+    async def killed() -> None:
+        did.append("killed")
+
+    async def released() -> None:
+        did.append("released")
+
+    one._end_qemu, one._release_guest = killed, released
+
+    async def main() -> ProtectionEnding:
+        keeper = one._keeper
+        await keeper.take(None)
+        if was_in_sync:
+            assert await keeper.in_sync("b/1")
+        theirs = Lease(store, "web", Claimant("x/9", replica="b/1", succeeds="a/1"), LeaseSpan(1.0))
+        await theirs.take(Holding(1, "a/1"))
+        if not was_in_sync:
+            assert not await keeper.in_sync("b/1")
+        ended: ProtectionEnding = await one._settled(ProtectionEnding.REPLACED)
+        return ended
+
+    ending = asyncio.run(main())
+    assert (ending, did) == (
+        (ProtectionEnding.REPLACED, ["killed"])
+        if was_in_sync
+        else (ProtectionEnding.ALONE, ["released"])
+    )
+    if not was_in_sync:
+        assert "x/9 took the term" in one._why
+
+
 class Leaving(FileStore):
     """Gives no answer once it `is_away`."""
 
@@ -561,6 +648,37 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
         return moves
 
     assert asyncio.run(main()) == [StandbyMove.WAIT, StandbyMove.PROMOTE, StandbyMove.WAIT]
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_standby_without_a_complete_epoch_needs_no_arbiter_to_be_of_no_use(
+    tmp_path: Path, *, is_cut: bool
+) -> None:
+    """Its primary's host was lost in the first copy, and the arbiter with it. It waited for good:
+    the name, and the memory, were not free to restore the VM, and `stop` and `failover` named one
+    another.
+    """
+    standby = Lease(Away(tmp_path), "web", Claimant("b/1", replica="b/1"), LeaseSpan(60.0))
+    following: Any = SimpleNamespace(
+        heard_s=0.0, epoch_s=0.0, hello=None, term=1, why="it was closed",
+        heard_by_path_s=lambda: (0.0,), second=SimpleNamespace(diagnosis=lambda _: "-"),
+    )  # fmt: skip
+    replica: Any = SimpleNamespace(complete=False, is_applying=False)
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+
+    async def waits() -> str:
+        return ""
+
+    async def main() -> StandbyMove:
+        taking = TakeOver(request, standby, replica, following, asyncio.Event(), lack=waits)
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if is_cut:
+            receiving.set_result(LOST)
+        assert taking.is_due(receiving)
+        async with asyncio.timeout(2):
+            return await taking.settled(receiving)
+
+    assert asyncio.run(main()) is StandbyMove.STALE
 
 
 @pytest.mark.parametrize("is_settled", ["alone", "off", ""])

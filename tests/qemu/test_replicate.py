@@ -335,3 +335,16 @@ def test_what_cannot_be_protected_is_refused_with_the_reason() -> None:
         assert made.vmckpt("replicate", "failover", NAME).code == 3
         assert made.vmckpt("replicate", "start", NAME, "lab-b", "--epoch", "0ms").code == 2
         assert not (made.state("lab-b") / "vms" / NAME).exists()
+
+
+def test_a_paused_guest_is_not_protected_and_stays_paused() -> None:
+    """It was resumed as its protection failed: by `keep`, minutes after its user had paused it."""
+    guest = LabGuest(NAME, 1, image(), memory="96M", disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a")
+        made.ok("vm", "pause", NAME)
+        refused = made.vmckpt("replicate", "start", NAME, "lab-b")
+        assert [vm["state"] for vm in made.ok("vm", "list")["vms"]] == ["paused"]
+        assert refused.code == 4
+        assert "[running]" in refused.error["why"]
+        assert refused.error["remedy"] == f"vmckpt vm resume {NAME}"

@@ -37,7 +37,7 @@ from tests.replication_model.world import sleep
 from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import TIMEOUT_S
-from vmckpt.replicate.status import DEAD, ENDED, PROMOTED
+from vmckpt.replicate.status import COPYING, DEAD, ENDED, PROMOTED
 
 
 class Command(Stopping):
@@ -268,6 +268,8 @@ class Command(Stopping):
     ) -> Said:
         for host, one in found:
             if one.answers and one.role == "primary" and one.run == said.run:
+                if one.state == COPYING:
+                    raise RefusedError("it is still being copied")
                 await self._ask_primary(host, "failover", TIMEOUT_S)
         if is_dead:
             for other in others_of(self._hosts, standby):

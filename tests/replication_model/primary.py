@@ -15,6 +15,7 @@ from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOUR
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
+from vmckpt.replicate.status import COPYING, PROTECTED
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby
@@ -165,6 +166,9 @@ class Primary(Epochs):
     async def _settled(self, ending: ProtectionEnding) -> ProtectionEnding:
         if ending is not ProtectionEnding.REPLACED:
             return ending
+        if not self._keeper.had_replica:
+            self.world.count("another took the term in the first copy")
+            return await self._go_on_here()
         if await self._has_term_back():
             return await self._go_on_here()
         self.qemu.end()
@@ -345,7 +349,7 @@ class Primary(Epochs):
     def status(self) -> Said:
         if self._ending is not None:
             return self.files.say("ended", ending=self._ending.name.lower())
-        stage = "protected" if self.is_safe else "copying"
+        stage = PROTECTED if self.is_safe else COPYING
         fails = bool(self._keeper.arbiter_fails)
         return self.files.say(
             "alone" if self._is_ending else stage, answers=True, arbiter_fails=fails

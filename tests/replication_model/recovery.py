@@ -11,8 +11,8 @@ from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError, Vmckp
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
+from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, MARGIN_S
-from vmckpt.replicate.recovery import ARBITER_S
 from vmckpt.replicate.status import PROMOTED
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)

@@ -30,6 +30,7 @@ from tests.replication_model.primary import Primary
 from tests.replication_model.qemu import Guard
 from tests.replication_model.standby import NOT_LOADED, Standby
 from tests.replication_model.world import Act, Plan, State, ViolationError, World
+from vmckpt.replicate.standby.takeover import COPY_SILENCE_S
 
 # How long a host takes from SIGTERM to SIGKILL.
 GRACE_S = 15.0
@@ -252,6 +253,7 @@ class Schedule:
                 break
             is_gone = any(host.is_gone for host in world.hosts)
             if is_gone and all(host.home is None for host in world.hosts):
+                self._require_no_useless_standby()
                 world.count("gone with its host")
                 return
             said += self._obey(START, set())
@@ -259,6 +261,21 @@ class Schedule:
             raise ViolationError(f"the VM does not run again: {'; '.join(said[-6:])}")
         if self.plan.seed % 3 == 0 and not world.is_arbiter_lost:
             self._require_protectable()
+
+    def _require_no_useless_standby(self) -> None:
+        """One without a complete epoch of a guest that is gone has ended: the VM's name is free."""
+
+        def is_free() -> bool:
+            return all(
+                proc.state is not None
+                for host in self.world.hosts
+                for proc in host.procs
+                if isinstance(proc, Standby)
+            )
+
+        self.world.play(self.world.now_s + COPY_SILENCE_S + FINE_S, is_free)
+        if not is_free():
+            raise ViolationError("a standby that is of no use does not end")
 
     def _heal_all(self) -> None:
         world = self.world

@@ -240,6 +240,8 @@ class Standby(Proc):
 
     def _without_arbiter(self) -> StandbyMove:
         """takeover.TakeOver._without_arbiter"""
+        if self.state is None and "useless" not in self.world.without:
+            return StandbyMove.STALE
         seen, me = self._lease.seen, self._lease.claimant
         is_heard = max(self._heard_s) > self.host.clock() - SILENCE_S
         is_stale = seen is not None and not (

@@ -21,8 +21,9 @@ from tests.replication_model.process import POLL_S
 from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
+from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S
-from vmckpt.replicate.operator.terms import ABANDON_S, ARBITER_S
+from vmckpt.replicate.operator.terms import ABANDON_S
 from vmckpt.replicate.status import DEAD, PROMOTED
 
 

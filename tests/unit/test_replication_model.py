@@ -13,8 +13,10 @@ from collections import Counter
 
 import pytest
 
+from tests.replication_model.asking import PROTECT
 from tests.replication_model.plans import plan_of
 from tests.replication_model.schedule import first_violation, minimised, played
+from tests.replication_model.world import Act, Plan
 
 # Where they begin: other seeds are other schedules.
 FIRST = int(os.environ.get("VMCKPT_TEST_SEED", "0"))
@@ -92,6 +94,16 @@ def test_a_primary_that_was_replaced_is_not_let_go_by_the_operators_word(seed: i
 def test_it_emits_beside_its_standby_otherwise(seed: int) -> None:
     assert not played(plan_of(seed))[1]
     assert "both emit" in played(plan_of(seed), frozenset({"refuted"}))[1]
+
+
+def test_a_standby_that_nothing_was_copied_to_ends_with_its_primarys_host() -> None:
+    """On which the arbiter was, and the command that began the protection."""
+    at_once = (Act(0.9, "lose arbiter"), Act(0.0, "kill command"), Act(0.0, "destroy", "a"))
+    plan = Plan(seed=0, acts=(Act(0.2, PROTECT), *at_once))
+    world, broken = played(plan)
+    assert not broken
+    assert world.seen["gone with its host"] == 1
+    assert "of no use" in played(plan, frozenset({"useless"}))[1]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.store import RecordStore
 from vmckpt.options.replication import ETCD, ReplicationOptions
 
+# For how long an arbiter that fails is waited for before it is done without: it may be back soon.
+ARBITER_S = 10.0
+
 
 def open_arbiter(options: ReplicationOptions) -> RecordStore:
     """The store at an address: a directory, or `etcd:URL,URL...` with the cluster's members.

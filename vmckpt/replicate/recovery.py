@@ -33,7 +33,7 @@ from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
-from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.arbiter import ARBITER_S, open_arbiter
 from vmckpt.replicate.control import write_last_status
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.narration import tell_event
@@ -57,8 +57,6 @@ from vmckpt.vm.start import Replaced
 POLL_S, CONT_POLLS = 0.1, 1000
 # How often to check whether an operator's process waits to do this, or has done it.
 CHECK_S = 0.5
-# An arbiter that fails may be back soon.
-ARBITER_S = 10.0
 
 
 async def recover(

@@ -9,8 +9,9 @@ from vmckpt.codec import builtins, convert
 # States in which a service has ended. A standby's: the guest runs there.
 PROMOTED = "promoted"
 ENDED = ("ended", PROMOTED)
-# A primary's: a standby could take over. Either's: its service was killed, or does not answer.
-PROTECTED, DEAD, SILENT = "protected", "dead", "silent"
+# A primary's: a standby could take over. Either's: the first copy is not complete; its service was
+# killed, or does not answer.
+PROTECTED, COPYING, DEAD, SILENT = "protected", "copying", "dead", "silent"
 
 
 class Role(StrEnum):

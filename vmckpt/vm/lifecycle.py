@@ -27,6 +27,7 @@ from vmckpt.vm.start import (
     end_qemu,
     new_qemu_id,
     plug_taps,
+    remove_home,
     remove_qemu_files,
     start_qemu,
     sweep,
@@ -175,7 +176,7 @@ async def remove_vm(vm: Vm) -> int | None:
                 remedy=f"stop it first: vmckpt vm stop {now.name}",
             )
         await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
-        await now.host.remove(now.directory.path)
+        await remove_home(now.host, now.directory)
         return now.qemu.process.pid if is_alive else None
 
 

@@ -96,8 +96,8 @@ class VmDir(NamedTuple):
     @property
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
-        replicas = self.gone_replica, self.listed_replica
-        return self.identity, self.point, self.saving, self.away, *replicas
+        replicated = self.claim, self.overlays, self.gone_replica, self.listed_replica
+        return self.current, self.identity, self.point, self.saving, self.away, *replicated
 
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""

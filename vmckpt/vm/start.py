@@ -13,6 +13,7 @@ from vmckpt.errors import (
     HostDownError,
     OperationFailedError,
     RefusedError,
+    StorageError,
     UsageError,
 )
 from vmckpt.hosts.grants import Grant, GrantKind
@@ -32,6 +33,8 @@ from vmckpt.vm.users.users import VmUser, set_up, take_back
 
 # QEMU starts slowly on a machine that is busy with other guests; there are two attempts.
 START_TIMEOUT_S = 30.0
+# A file system takes long for an overlay of hundreds of gigabytes.
+REMOVE_S = 300.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
@@ -241,8 +244,8 @@ async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
     """End QEMUs of the VM that killed commands have left: all except `keep`.
 
-    If the VM is not at home here (no `keep`), what describes an earlier one of its name goes, too:
-    another VM must not get its identity. The caller holds the VM's lock.
+    If the VM is not at home here (no `keep`), what is left of an earlier one of its name goes, too:
+    another VM must not get its identity, its claim, or its overlays. The caller holds its lock.
 
     Raises BusyError if, without `keep`, a migration to here was interrupted: its QEMU may have the
     guest. Or a restore was: its images are not complete, and its recovery removes them.
@@ -271,6 +274,24 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
             is_foreign = await host.exists(files.process)
             end = remove_qemu_files if is_foreign else end_qemu
             await end(host, spec.ram_dir, files)
+
+
+async def remove_home(host: Host, directory: VmDir) -> None:
+    """Remove the VM's directory. Wherever that is cut off, the VM is at home here with what says
+    whether it may run, or not at all: `sweep` removes the rest.
+
+    Raises HostDownError, StorageError.
+    """
+    in_order = directory.overlays_request, directory.current, directory.path
+    # One command: once the VM is not at home here, it may come back.
+    done = await host.run(["rm", "-rf", "--", *map(str, in_order)], REMOVE_S)
+    if done.returncode:
+        raise StorageError(
+            f"cannot remove {directory.path} on {host.name}",
+            why=done.stderr.strip(),
+            remedy="fix the permissions of the directory, and remove it",
+        )
+    await host.run(["sync", "--", str(directory.path.parent)], REMOVE_S)
 
 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:

@@ -1,6 +1,6 @@
 """Whether a VM can be replicated to a host; reasons against it, with fixes."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.options.replication import SHARED, ReplicationOptions
@@ -9,9 +9,11 @@ from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.replication import memory
 from vmckpt.preflight.replication.arbiter import arbiter_check
 from vmckpt.preflight.replication.disks import disk_checks
+from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.lifecycle import STANDING_STILL
 from vmckpt.vm.probe import abilities
 
 
@@ -25,7 +27,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         stopped = Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)
         return await ask(capture.shared(vm), [stopped])
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        found = await ask(capture.shared(vm), capture.devices(monitor))
+        found = await ask(runs(vm, monitor), capture.shared(vm), capture.devices(monitor))
         images = await query_disk_images(monitor)
     theirs, shares = await abilities(standby), options.disks == SHARED
     read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
@@ -48,6 +50,17 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         arbiter_check(vm.host, standby, options),
         _second_path(vm.host, standby),
     )
+
+
+async def runs(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
+    """Whether its guest runs. A paused one has no epochs, and the end of its protection would
+    resume it.
+    """
+    status = await commands.query_status(monitor)
+    if not status.running:
+        reason = f"the guest of '{vm.name}' does not run: its state is '{status.status}'"
+        does = "resume" if status.status in STANDING_STILL else "show"
+        yield Finding("running", REFUSE, reason, f"vmckpt vm {does} {vm.name}")
 
 
 def _passthrough(vm: Vm) -> Iterator[Finding]:

@@ -154,19 +154,26 @@ async def commit_overlays(directory: Path) -> None:
     request = request_of(request_file.read_text(), request_file)
     host, name = request.primary, request.vm
     async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
-        await _have_term(request)
-        home = vm_dir(host.state_dir, name)
         vm = await read_vm(host, name)
-        if vm is not None and await vm.is_alive():
-            async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
-                for disk in request.disks:
-                    await _commit_running(monitor, vm, disk.number)
-        else:
-            for disk in request.disks:
-                if await host.exists(layer := _layer(home, disk.number)):
-                    await _commit_offline(host, layer)
+        # Those of an earlier QEMU are of a home whose removal was cut off: they are older.
+        if vm is None or vm.qemu.files.qemu_id == request.qemu_id:
+            await _have_term(request)
+            await _commit(request, vm)
         await host.remove(request_file)  # first: without it there are no overlays
         await host.remove(directory)
+
+
+async def _commit(request: ReplicationRequest, vm: Vm | None) -> None:
+    host, name = request.primary, request.vm
+    if vm is not None and await vm.is_alive():
+        async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
+            for disk in request.disks:
+                await _commit_running(monitor, vm, disk.number)
+        return
+    home = vm_dir(host.state_dir, name)
+    for disk in request.disks:
+        if await host.exists(layer := _layer(home, disk.number)):
+            await _commit_offline(host, layer)
 
 
 async def _have_term(request: ReplicationRequest) -> None:

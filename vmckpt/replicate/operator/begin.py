@@ -164,6 +164,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
 
 async def _write(host: Host, files: ServiceFiles, request: ReplicationRequest) -> None:
     await host.make_dir(files.path)
+    await host.remove(files.status)  # of an earlier one, whose removal was cut off
     await host.write_text(files.room, "-" * ROOM_BYTES)
     await save_to(host, files.request, REQUEST, request)
 

@@ -50,7 +50,10 @@ async def keep(
     while True:
         rest_s = CHECK_S
         try:
-            move, vm, reason, is_cut_off = await _inspect(name, hosts, window)
+            seen = await _inspect(name, hosts, window)
+            if seen.is_cut_off:  # or this process was suspended, and no answer came in time
+                seen = await _inspect(name, hosts, window)
+            move, vm, reason, is_cut_off = seen
             if move is KeepingMove.PROTECT and vm is not None:
                 if is_cut_off:
                     await stop(name, _and_all(hosts), CopiesFate.KEEP)

@@ -9,7 +9,7 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import remove_qemu_files, sweep
+from vmckpt.vm.start import remove_home, remove_qemu_files, sweep
 from vmckpt.vm.superseded import note_superseded
 
 POLL_S, BUSY_S = 0.1, 30.0
@@ -32,7 +32,7 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
     if not await _is_there(host, stale):
         return
-    await host.remove(stale.directory.path)
+    await remove_home(host, stale.directory)
     if not is_noted:
         await _noted(host, stale)
 

@@ -33,7 +33,7 @@ from vmckpt.replicate.primary.claim import (
     took_over,
 )
 from vmckpt.replicate.request import ServiceFiles
-from vmckpt.replicate.status import PROMOTED, ReplicaStatus, ReplicationOutcome
+from vmckpt.replicate.status import COPYING, PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, inspect, read_vm
 from vmckpt.vm.start import Replaced
@@ -127,6 +127,8 @@ async def _taken_over(
     for side in found:
         current = side.status
         if side.answers and current.is_primary and current.run == standby.status.run:
+            if current.state == COPYING:  # asked to hand the guest over, it would end the copy
+                raise _not_in_sync(name, standby.host)
             with suppress(HostDownError):  # it died doing it: the standby handles that
                 await ask(side.host, ServiceFiles.of(side.host, name), "failover")
     files = ServiceFiles.of(standby.host, name)
@@ -135,7 +137,7 @@ async def _taken_over(
     else:
         with suppress(HostDownError):  # it may already have taken over and ended
             await ask(standby.host, files, "failover")
-    await _await_decision(standby.host, name)
+    await _await_decision(standby.host, name, standby.status.run)
     status = (await last_status(standby.host, files)) or standby.status
     if status.state != PROMOTED:
         raise OperationFailedError(
@@ -144,6 +146,14 @@ async def _taken_over(
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
     return status
+
+
+def _not_in_sync(name: str, standby: Host) -> OperationFailedError:
+    return OperationFailedError(
+        f"{standby.name} cannot take '{name}' over yet",
+        why="its memory and disks are still being copied there",
+        remedy=f"wait until it is protected: vmckpt replicate status {name} --watch",
+    )
 
 
 async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) -> None:
@@ -275,8 +285,10 @@ async def require_decided(vm: Vm) -> None:
     )
 
 
-async def _await_decision(standby: Host, name: str) -> None:
-    """Wait until the standby's service has ended. Raises TimedOutError: it continues."""
+async def _await_decision(standby: Host, name: str, run: str | None) -> None:
+    """Wait until the standby's service has ended. Raises TimedOutError: it continues, and does not
+    have the guest yet. One that has it flushes its disks, which may take minutes.
+    """
     late = TimedOutError(
         f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
         why="it must wait until the primary can certainly no longer act",
@@ -284,4 +296,9 @@ async def _await_decision(standby: Host, name: str) -> None:
         f"If that is gone for good: vmckpt replicate stop {name}; if the primary's host "
         f"is certainly off: vmckpt replicate failover {name} --primary-is-dead",
     )
-    await while_there_is(lambda: services(standby, name), late)
+    try:
+        await while_there_is(lambda: services(standby, name), late)
+    except TimedOutError:
+        status = await last_status(standby, ServiceFiles.of(standby, name))
+        if status is None or (status.state, status.run) != (PROMOTED, run):
+            raise

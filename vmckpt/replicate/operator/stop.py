@@ -17,6 +17,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
+from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
 from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
@@ -32,7 +33,7 @@ from vmckpt.replicate.operator.sides import (
     sides,
     until_gone,
 )
-from vmckpt.replicate.operator.terms import ARBITER_S, give_up_term, take_back_term
+from vmckpt.replicate.operator.terms import give_up_term, take_back_term
 from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, drop_claim, refused
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role

@@ -5,12 +5,11 @@ The host asks the arbiter, which the operator's own machine may not reach.
 
 from vmckpt.errors import HostDownError, OperationFailedError, TimedOutError
 from vmckpt.hosts.host import Host
+from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.operator.sides import BEGIN_S, last_status, while_there_is
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import ReplicaStatus
 
-# An arbiter that fails may be back soon.
-ARBITER_S = 10.0
 # How long a standby's host has to give its term up, if the arbiter answers.
 ABANDON_S = 2 * ARBITER_S
 

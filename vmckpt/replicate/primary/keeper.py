@@ -52,6 +52,8 @@ class TermKeeper:
         self._term = 0
         # While no replica is entitled to the term the guest may run, with or without a lease.
         self._is_free, self._is_still = True, False
+        # Whether a replica was ever entitled to it, or may have been.
+        self.had_replica = False
         self._guard_died, self._told_s = "", clock()
         # What the operator has said: that no standby has the guest, and whether all hosts say so.
         self._is_said_alone = self._is_certain = False
@@ -160,7 +162,15 @@ class TermKeeper:
         """
         self._is_free = False
         self._tell()
-        return await self._recorded(lambda: self._lease.record_in_sync(replica))
+        return await self._recorded(lambda: self._in_sync(replica))
+
+    async def _in_sync(self, replica: str) -> HeldTerm:
+        try:
+            held = await self._lease.record_in_sync(replica)
+        finally:  # without an answer it may have been recorded
+            self.had_replica |= self._lease.is_in_doubt
+        self.had_replica = True
+        return held
 
     async def solo(self) -> bool:
         """From now on no replica may take over; like `in_sync`."""

@@ -31,6 +31,8 @@ from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
+from vmckpt.preflight.finding import ask, require
+from vmckpt.preflight.replication.checks import runs
 from vmckpt.preflight.replication.memory import primary_bytes
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
@@ -132,10 +134,15 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
 
 async def _vm_of(request: ReplicationRequest) -> Vm:
-    """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
+    """The VM, still run by the QEMU that is to be protected; no user has paused it since `start`
+    checked. Raises NotFoundError, RefusedError.
+    """
     found = await require_at_home(request.primary, request.vm)
     vm = await read_again(found, runs_again=False)  # `require_right` asks the arbiter
     _require_same_qemu(request, vm)
+    if await vm.is_alive():
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            require(await ask(runs(vm, monitor)), f"'{vm.name}' cannot be protected")
     return vm
 
 

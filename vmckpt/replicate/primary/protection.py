@@ -26,7 +26,7 @@ from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
-from vmckpt.replicate.status import ReplicaStatus, Role
+from vmckpt.replicate.status import COPYING, PROTECTED, ReplicaStatus, Role
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm
 
@@ -111,6 +111,10 @@ class Protection:
         """After a replacement: it continues here after all, or nothing of it still runs."""
         if ending is not ProtectionEnding.REPLACED:
             return ending
+        if not self._keeper.had_replica:  # nothing else can have this guest
+            who = self._keeper.taken_by or "another service"
+            self._why = f"{who} took the term: another VM of this name uses the same arbiter"
+            return await self._alone()
         if await self._has_term_back():
             return await self._go_on_here()
         await self._end_qemu()
@@ -320,6 +324,9 @@ class Protection:
 
     async def _go_on_here(self) -> ProtectionEnding:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
+        return await self._alone()
+
+    async def _alone(self) -> ProtectionEnding:
         await self._stream.end(ALONE, self._why)
         self._stream.abort()
         await self._release_guest()
@@ -369,12 +376,7 @@ class Protection:
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
-        if ending := await self._not_solo():
-            return ending
-        await self._stream.end(ALONE, self._why)
-        self._stream.abort()
-        await self._release_guest()
-        return ProtectionEnding.ALONE
+        return await self._not_solo() or await self._alone()
 
     async def _not_solo(self) -> ProtectionEnding | None:
         """None once no replica may take over, which the arbiter may take long to record;
@@ -479,7 +481,7 @@ class Protection:
             return "ended"
         if self._is_ending:
             return "alone"
-        return "protected" if self._epochs.is_safe else "copying"
+        return PROTECTED if self._epochs.is_safe else COPYING
 
 
 def _require_at_work(background: list["asyncio.Task[None]"]) -> None:

@@ -49,7 +49,7 @@ from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.standby.takeover import TICK_S, TakeOver
 from vmckpt.replicate.standby.trial import try_means
 from vmckpt.replicate.standby.warm import Warm
-from vmckpt.replicate.status import PROMOTED, ReplicaStatus, Role
+from vmckpt.replicate.status import COPYING, PROMOTED, ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
@@ -378,7 +378,7 @@ class Standby:
     def _stage(self) -> str:
         if self._following is None or self._following.hello is None:
             return "waiting"
-        return "following" if self._replica and self._replica.complete else "copying"
+        return "following" if self._replica and self._replica.complete else COPYING
 
     async def _write_status(self) -> None:
         await write_last_status(self._request.standby, self._files, self.status())

@@ -130,9 +130,14 @@ class TakeOver:
         )
 
     async def _without_arbiter(self, receiving: "asyncio.Future[str]") -> StandbyMove:
-        """PROMOTE if the operator says that the primary is dead, and nothing says otherwise."""
+        """PROMOTE if the operator says that the primary is dead, and nothing says otherwise.
+
+        STALE without a complete epoch: no answer could make that one of use.
+        """
         while self._replica.is_applying:  # noqa: ASYNC110
             await asyncio.sleep(TICK_S)
+        if not self._replica.complete:
+            return StandbyMove.STALE
         seen, me, since_s = self._lease.seen, self._lease.claimant, boottime_s() - SILENCE_S
         is_heard = max(self._primary.heard_by_path_s()) > since_s and (
             not receiving.done() or await self._service_lives()
@@ -141,7 +146,7 @@ class TakeOver:
             is_left_to(seen.now.record, me, self._primary.term) or seen.now.record.holder == me.name
         )
         is_known = boottime_s() < self._alone_until_s
-        if not is_known or is_heard or is_stale or not self._replica.complete:
+        if not is_known or is_heard or is_stale:
             return StandbyMove.WAIT
         return StandbyMove.WAIT if await self._lack() else StandbyMove.PROMOTE
 
