@@ -42,7 +42,7 @@ class Description(NamedTuple):
 
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
-    host.
+    host; `huge_pages`: its memory is in the host's pool of huge pages.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Description(NamedTuple):
     passed_through: tuple[str, ...]
     variables: Path | None
     has_tpm: bool
+    huge_pages: bool
     heartbeat_id: int | None
 
     @property
@@ -96,6 +97,7 @@ def parse_domain(xml: str) -> Description:
             passed_through=tuple(_passed_through(root)),
             variables=_variables(root),
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
+            huge_pages=root.find("memoryBacking/hugepages") is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
     except (ValueError, KeyError) as exc:
