@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.fake_libvirtd import FakeLibvirtd
-from vmckpt.events.types import Event, PhaseBegan, Progress
+from vmckpt.events.record import FIGURES_MISSING
+from vmckpt.events.types import Event, Note, PhaseBegan, Progress
 from vmckpt.migrate.domains.request import MigrateCall
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.options.migration import Method, MigrationOptions
@@ -22,7 +23,9 @@ def sending(number: int, pages: int) -> DomainJob:
     return DomainJob(True, number, 800, 400, 4 * pages, normal_pages=pages, zero_pages=7)
 
 
-def moved(options: MigrationOptions, *jobs: DomainJob) -> tuple[DomainTransfer, list[Event]]:
+def moved(
+    options: MigrationOptions, *jobs: DomainJob, is_silent: bool = False
+) -> tuple[DomainTransfer, list[Event]]:
     """One whose call ends a moment after the last of these was reported."""
     heard, last = list[Event](), asyncio.Event()
     left = list(jobs)
@@ -39,10 +42,11 @@ def moved(options: MigrationOptions, *jobs: DomainJob) -> tuple[DomainTransfer, 
 
     answers: dict[str, Any] = {"start_postcopy": None, "set_max_downtime": None}
     session = FakeLibvirtd(migrate=migrates, job=job, **answers)
+    session.is_silent = is_silent
 
     async def main() -> DomainTransfer:
         clock = asyncio.get_running_loop().time
-        transfer = DomainTransfer(session, UUID, options, clock, heard.append)
+        transfer = DomainTransfer(session, UUID, options, clock, heard.append, patience_s=0.3)
         await transfer.run(MigrateCall("", {}, MigrateFlag.LIVE), session)
         return transfer
 
@@ -82,3 +86,15 @@ def test_one_whose_memory_was_never_seen_took_as_long_as_the_call() -> None:
     transfer, heard = moved(MigrationOptions(), DomainJob(active=True))
     assert phases(heard) == []
     assert transfer.took_s >= 0.2
+
+
+def test_without_final_figures_those_of_the_last_query_do_not_count() -> None:
+    """Its call returns before its job's end is reported: nothing is learned of half the pages."""
+    estimated = sending(1, 10)._replace(downtime_ms=300)
+    options = MigrationOptions(method=Method.PRECOPY)
+    transfer, heard = moved(options, estimated, is_silent=True)
+    assert transfer.last.downtime_ms is None
+    assert [one.code for one in heard if isinstance(one, Note)] == [FIGURES_MISSING]
+    transfer, heard = moved(options, estimated)
+    assert transfer.last.downtime_ms == 300
+    assert [one.code for one in heard if isinstance(one, Note)] == []

@@ -33,8 +33,8 @@ USED = 0.8
 # of a second: anything up to a second, until such moves have been seen.
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 # What libvirt adds to a migration and to its switchover, until a domain's has been seen.
-UNKNOWN_LIBVIRT_S, UNKNOWN_LIBVIRT_SPREAD_S = 0.8, 0.4
-UNKNOWN_LIBVIRT_SWITCH_S, UNKNOWN_LIBVIRT_SWITCH_SPREAD_S = 0.05, 0.05
+UNKNOWN_LIBVIRT_S, UNKNOWN_LIBVIRT_SPREAD_S = 0.4, 0.3
+UNKNOWN_LIBVIRT_SWITCH_S, UNKNOWN_LIBVIRT_SWITCH_SPREAD_S = 0.05, 0.04
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 # Options whose effect on a move is not forecast; such moves teach nothing.

@@ -12,6 +12,7 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     VmckptError,
 )
+from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.forecast.model.pilot import PrecopySample
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
@@ -36,6 +37,8 @@ DEFAULT_DOWNTIME_MS = 300
 # With more, pre-copy could finish before post-copy can begin.
 POSTCOPY_DOWNTIME_MS = 1
 ABORT_EVERY_S = 2.0
+# How long after the call's end libvirt may report the job's final figures, in another session.
+FIGURES_S = 2.0
 # How long an aborted call may go without any sign of life.
 GIVE_UP_S = 60.0
 
@@ -67,6 +70,7 @@ class DomainTransfer:
         self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
         self._phase, self._memory_began_s, self.took_s = "", self._began_s, 0.0
+        self._has_ended = False
         self._downtime_set = options.method is Method.STOP
         self.last = DomainJob(active=False)
         self.postcopy = False
@@ -102,6 +106,7 @@ class DomainTransfer:
             await self._run(unheld(request), caller)
 
     async def _run(self, request: MigrateCall, caller: Libvirtd) -> None:
+        self._has_ended, self.took_s = False, 0.0
         async with self._source.ended_jobs(self._uuid) as jobs:
             call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(jobs))
@@ -118,9 +123,8 @@ class DomainTransfer:
                 watch.cancel()
                 await asyncio.wait({watch})
                 _failed(watch)
-            while not jobs.empty():
-                self._end(jobs.get_nowait())
-        self.took_s = self.took_s or time.monotonic() - self._memory_began_s
+            self.took_s = self.took_s or time.monotonic() - self._memory_began_s
+            await self._await_figures(jobs)
         self._emit(progress(self.last, self._clock(), postcopy=self.postcopy, has_ended=True))
 
     async def _watch(self, jobs: asyncio.Queue[DomainJob]) -> None:
@@ -134,8 +138,20 @@ class DomainTransfer:
                     self._end(await jobs.get())
                     return  # libvirt finishes the rest
 
+    async def _await_figures(self, jobs: asyncio.Queue[DomainJob]) -> None:
+        """The final figures; those of the last query would be wrong."""
+        try:
+            while not self._has_ended or not jobs.empty():
+                async with asyncio.timeout(min(FIGURES_S, self._patience_s)):
+                    self._end(await jobs.get())
+        except TimeoutError:
+            self.last = self.last._replace(downtime_ms=None)
+            why = f"libvirt did not report them within {FIGURES_S:g} s"
+            self._emit(Note(self._clock(), FIGURES_MISSING, f"the last figures are missing: {why}"))
+
     def _end(self, job: DomainJob) -> None:
-        self.last, self.took_s = job, time.monotonic() - self._memory_began_s
+        self._has_ended, self.last = True, job
+        self.took_s = self.took_s or time.monotonic() - self._memory_began_s
 
     def _begin(self, phase: str) -> None:
         if self._phase != phase:
