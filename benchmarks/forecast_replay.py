@@ -9,12 +9,12 @@ from typing import Any
 
 from benchmarks.setting import RESULTS
 from vmckpt.events.record import RunRecord, load_all
+from vmckpt.forecast.guest_of import guest_of
 from vmckpt.forecast.learned import learned, sending
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.choose import Intent, choose, judge
 from vmckpt.forecast.model.forecast import Forecast, MigrationLimits, TransferMode, forecast
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.planner import guest_of
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.units import parse_rate_bytes_per_s
 

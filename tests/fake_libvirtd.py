@@ -34,8 +34,11 @@ class FakeLibvirtd(Libvirtd):
     `answers`, by the name of a method: a value, an exception that is raised, or a function, async
     or not, of the call's arguments without the domain's UUID, which returns one of these. A call
     of any other method fails the test. `calls`: the methods that were called, in order; `told`: the
-    orders among them, each with its arguments. The end of a job is not reported.
+    orders among them, each with its arguments. When `migrate` has ended, the end of the job is
+    reported with the figures of the last query, unless `is_silent`.
     """
+
+    is_silent = False
 
     def __init__(self, host: Host | None = None, /, **answers: object) -> None:
         super().__init__("test:///default", host or LocalHost("a", Path("/"), "::1"))
@@ -43,6 +46,8 @@ class FakeLibvirtd(Libvirtd):
             raise ValueError(f"a libvirtd has no methods {unknown}")
         self.calls: list[str] = []
         self.told: list[tuple[object, ...]] = []
+        self._jobs: asyncio.Queue[DomainJob] = asyncio.Queue()
+        self._last_job = DomainJob(active=True)
         for name in METHODS:
             setattr(self, name, partial(self._call, name, answers))
 
@@ -53,7 +58,8 @@ class FakeLibvirtd(Libvirtd):
 
     @asynccontextmanager
     async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[DomainJob]]:
-        yield asyncio.Queue()
+        self._jobs = asyncio.Queue()
+        yield self._jobs
 
     async def _call(
         self, name: str, answers: dict[str, object], *given: object, **named: object
@@ -73,6 +79,10 @@ class FakeLibvirtd(Libvirtd):
             answer = await answer
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, DomainJob):
+            self._last_job = answer
+        if name == "migrate" and not self.is_silent:
+            self._jobs.put_nowait(self._last_job)
         return answer
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -37,13 +37,13 @@ for line in sys.stdin:
 class Writer:
     """A process that maps a RAM file; `card` is the address of memory of its own.
 
-    `below`: what that holds before it is written.
+    `below`: what that holds before it is written. `words` end its command line.
     """
 
-    def __init__(self, path: Path, below: Path | None = None) -> None:
+    def __init__(self, path: Path, below: Path | None = None, words: Sequence[str] = ()) -> None:
         self.path = path
         self.child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(CARD_PAGES), str(below or "")],
+            [sys.executable, "-c", WRITER, str(path), str(CARD_PAGES), str(below or ""), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -71,11 +71,13 @@ class Writer:
 
 
 @contextmanager
-def writing(pages: int = PAGES, below: Path | None = None) -> Iterator[Writer]:
+def writing(
+    pages: int = PAGES, below: Path | None = None, words: Sequence[str] = ()
+) -> Iterator[Writer]:
     """One for the block, whose file has so many pages."""
     with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
         file.truncate(pages * PAGE_BYTES)
-        made = Writer(Path(file.name), below)
+        made = Writer(Path(file.name), below, words)
         try:
             yield made
         finally:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,9 +23,17 @@ from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
-from vmckpt.memory.dirty_pages import PARTS, DirtyPages, find_mappings, tracked, uses_kvm
+from vmckpt.memory.dirty_pages import (
+    PARTS,
+    DirtyPages,
+    find_mappings,
+    mappings_of,
+    tracked_at,
+    uses_kvm,
+)
 from vmckpt.memory.observe import TICK_S, observe
-from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.memory.private.guest_ram import GuestRam
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, read_only
 
 pytestmark = pytest.mark.contract
 
@@ -33,6 +42,12 @@ pytestmark = pytest.mark.contract
 def writer() -> Iterator[Writer]:
     with writing() as made:
         yield made
+
+
+@contextmanager
+def tracked(pid: int, ram_file: Path) -> Iterator[DirtyPages]:
+    with tracked_at(pid, mappings_of(pid, ram_file, None)) as pages:
+        yield pages
 
 
 def taken(pages: DirtyPages) -> list[int]:
@@ -172,7 +187,8 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
         file.seek(900 * PAGE_BYTES)
         file.write(bytes(64 * PAGE_BYTES))
     before = writer.path.stat().st_blocks
-    layout = ram_layout(writer.path)
+    with read_only(writer.path) as ram:
+        layout = ram_layout(ram)
     found = ram_content(layout)
     assert writer.path.stat().st_blocks == before
     # Pieces of 16 pages: 0 to 127 are written, 900 to 963 hold zeroes.
@@ -188,7 +204,8 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
     assert found.zero + found.compressible + found.incompressible == pytest.approx(1)
     with tracked(writer.pid, writer.path) as pages:
         writer.does("write", 1, 3, 5, 7, 900, 901, 1020, 1021)
-        dirtied = pages_content(writer.path, pages.take())
+        with read_only(writer.path) as ram:
+            dirtied = pages_content(ram, pages.take())
     assert dirtied.incompressible == 0.5
     assert dirtied.compressible == 0.5
 
@@ -253,7 +270,7 @@ def test_a_look_at_a_busy_process_gives_way_at_once(writer: Writer) -> None:
     busy = threading.Thread(target=write)
     busy.start()
     try:
-        assert asyncio.run(observe(writer.pid, writer.path, 30.0, go_on)) is None
+        assert asyncio.run(observe(writer.pid, GuestRam(writer.path), 30.0, go_on)) is None
     finally:
         stopped.set()
         busy.join()
@@ -279,7 +296,7 @@ def test_long_windows_are_looked_into(writer: Writer) -> None:
     busy = threading.Thread(target=write)
     busy.start()
     try:
-        seen = asyncio.run(observe(writer.pid, writer.path, 3.2, go_on))
+        seen = asyncio.run(observe(writer.pid, GuestRam(writer.path), 3.2, go_on))
     finally:
         stopped.set()
         busy.join()
@@ -297,7 +314,7 @@ def test_of_a_process_that_dirties_nothing_nobody_knows_what_it_dirties(writer: 
     async def go_on() -> bool:
         return True
 
-    seen = asyncio.run(observe(writer.pid, writer.path, 0.3, go_on))
+    seen = asyncio.run(observe(writer.pid, GuestRam(writer.path), 0.3, go_on))
     assert seen is not None
     assert (seen.working_set_pages, seen.dirtied) == (0, None)
 

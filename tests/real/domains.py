@@ -29,7 +29,7 @@ _DOMAIN = """\
 <initrd>{image}/initrd</initrd>{firmware}<cmdline>console=ttyS0 quiet panic=-1 cryptomgr.notests \
 vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
 <features><acpi/></features>
-<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>
+<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model>{numa}</cpu>
 <on_poweroff>destroy</on_poweroff>
 <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}{devices}
 <interface type='bridge'><source bridge='br0'/><model type='virtio'/><rom enabled='no'/></interface>
@@ -77,10 +77,11 @@ def run_domain(
     disk_xml: str = "",
     devices: str = "",
     firmware: str = "",
+    numa: str = "",
 ) -> None:
     """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`.
 
-    `devices`: XML of more devices; `firmware`: of what boots it.
+    `devices`: XML of more devices; `firmware`: of what boots it; `numa`: of its memory's nodes.
     """
     if disk is not None:
         for each in HOSTS:
@@ -98,6 +99,7 @@ def run_domain(
             disk=disk_xml if disk is None else _DISK.format(path=disk),
             devices=devices,
             firmware=firmware,
+            numa=numa,
         )
     )
     machines.virsh(host, "define", str(xml))

@@ -27,7 +27,14 @@ from vmckpt.forecast.model.forecast import (
 )
 from vmckpt.forecast.model.guest import Guest
 from vmckpt.forecast.model.link import LinkModel, PageCosts
-from vmckpt.forecast.model.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
+from vmckpt.forecast.model.rounds import (
+    BATCH_BYTES,
+    HELD_S,
+    HELD_SPREAD_S,
+    Held,
+    play_precopy,
+    wire,
+)
 from vmckpt.options.reading import downtime_ms
 
 pytestmark = pytest.mark.unit
@@ -65,6 +72,7 @@ LIMITS = st.builds(
     st.one_of(st.just(0.0), st.floats(1e6, 1e10)),
     st.integers(1, 8),
     st.floats(0.01, 0.99),
+    st.builds(Held, st.floats(0.0, 1.0), st.floats(0.0, 1e4)),
 )
 
 

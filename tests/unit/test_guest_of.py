@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from vmckpt.forecast.guest_of import guest_of
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve
-from vmckpt.forecast.planner import guest_of
 from vmckpt.foreign import MalformedError
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.windows import Dirtied, DirtyHistory

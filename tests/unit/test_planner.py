@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.cli.options.arguments import intent as read
+from vmckpt.forecast.limits import limits_ms
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.forecast.methods import options_of
 from vmckpt.forecast.model.choose import Intent, Offer, choose
@@ -19,7 +20,6 @@ from vmckpt.forecast.model.link import LinkModel, PageCosts
 from vmckpt.forecast.planner import (
     MethodCandidate,
     bandwidth_notes,
-    limits_ms,
     offer_of,
     within_bandwidth,
 )

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import UsageError
+from vmckpt.forecast.limits import limits, within
 from vmckpt.forecast.model.pilot import Pilot, PrecopySample, replay, stalled_rounds
-from vmckpt.forecast.planner import limits, within
+from vmckpt.forecast.model.rounds import NOT_HELD
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.options.policy_file import parse_policy
@@ -242,6 +243,6 @@ def test_steps_of_a_throttle_are_replayed() -> None:
 
 def test_a_forecast_goes_by_the_limits_that_qemu_is_given() -> None:
     usual = MigrationOptions(max_downtime_ms=200, bandwidth_bytes_per_s=10**8)
-    assert limits(usual) == (0.2, 1e8, 2, 0.99)
+    assert limits(usual) == (0.2, 1e8, 2, 0.99, NOT_HELD)
     for percent, most in ((40, 0.4), (0, 0.01), (100, 0.99)):
         assert limits(replace(usual, most_throttle_percent=percent)).most_throttle == most

@@ -48,7 +48,8 @@ COMMANDS = (
 FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
 HIDDEN = (
-    "link", "job", "replica", "observe", "lend", "settle-groups", "deliver", "domain-guard",
+    "link", "job", "replica", "observe", "observe-domain", "lend", "settle-groups", "deliver",
+    "domain-guard",
 )  # fmt: skip
 NOUNS = (
     "vm",

@@ -131,9 +131,10 @@ class DirectVm(NamedTuple):
     ) -> "MigrationPlan":
         """Every migration method, and the one that meets the intent; see `forecast.planner`."""
         from vmckpt.forecast.planner import MEASURE_S, make_plan
+        from vmckpt.forecast.subjects.own import OwnVm
 
-        look_s = MEASURE_S if for_s is None else for_s
-        return await make_plan(self.vm, destination, options, intent, began_s=began_s, for_s=look_s)
+        vm, look_s = OwnVm(self.vm), MEASURE_S if for_s is None else for_s
+        return await make_plan(vm, destination, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
         self,
@@ -188,8 +189,9 @@ class DirectVm(NamedTuple):
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory, measured for that long."""
         from vmckpt.forecast.measure.dirty_rate import measure
+        from vmckpt.forecast.measure.own import MeasuredVm
 
-        return await measure(self.vm, for_s)
+        return await measure(MeasuredVm(self.vm), for_s)
 
     async def checkpoint(
         self,

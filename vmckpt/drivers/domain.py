@@ -120,8 +120,15 @@ class LibvirtDomain:
         began_s: float,
         for_s: float | None = None,
     ) -> "MigrationPlan":
-        """Refused: domains are not forecast."""
-        raise not_for_domains(self.name)
+        """Every migration method, and the one that meets the intent; see `forecast.planner`."""
+        from vmckpt.forecast.planner import MEASURE_S, make_plan
+        from vmckpt.forecast.subjects.domain import DomainSubject
+        from vmckpt.vm.domains.sessions import libvirtds
+
+        look_s = MEASURE_S if for_s is None else for_s
+        async with libvirtds(self.host, destination) as (here, there):
+            vm = DomainSubject(self.domain, here, there)
+            return await make_plan(vm, destination, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
         self,
@@ -130,19 +137,17 @@ class LibvirtDomain:
         emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport":
-        """Have libvirt migrate it live. Domains are not forecast."""
-        if forecast is not None:
-            raise not_for_domains(self.name)
+        """Have libvirt migrate it live, or as it is off."""
         if options.offline:
             from vmckpt.migrate.domains.offline import move_off
 
             return await move_off(self.domain, destination, options, emit)
         from vmckpt.migrate.domains.migration import migrate
 
-        return await migrate(self.domain, destination, options, emit)
+        return await migrate(self.domain, destination, options, emit, forecast)
 
     async def measure(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory; libvirt has QEMU sample it."""
+        """How fast it dirties its memory, measured for that long."""
         from vmckpt.forecast.measure.domains import measure_domain
 
         return await measure_domain(self.domain, for_s)
@@ -188,10 +193,8 @@ def not_for_domains(name: str) -> RefusedError:
     """The error for what vmckpt does only with VMs that it runs."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt forecasts, replicates, forks, groups and guards only VMs of its own",
-        remedy="`vmckpt check` says whether it can migrate, `vmckpt dirty-rate` how fast it "
-        "dirties its memory; `vmckpt migrate` migrates it without constraints, "
-        "controlled by --policy or --timeout",
+        why="vmckpt replicates, forks, groups and guards only VMs of its own",
+        remedy=f"shut it down, and make it one: vmckpt vm import {quote(name)}",
     )
 
 

@@ -7,6 +7,7 @@ from math import hypot, isfinite
 from typing import Any
 
 from vmckpt.events.record import FIGURES_MISSING, LINK_BROKE, SHARED_LINK, RunRecord
+from vmckpt.forecast.migrated_by import LIBVIRT, VMCKPT, MigratedBy, migrated_by
 from vmckpt.forecast.model.device_phases import DeviceMove
 from vmckpt.forecast.model.forecast import TransferMode
 from vmckpt.forecast.model.guest import SENT_PAGE_BYTES
@@ -21,15 +22,19 @@ IDLE_ROUNDS = 2
 # Prefix of the names of calibration guests.
 CALIBRATION = "calibrate-"
 # Similarity of a guest to the one asked about; a calibration guest has none.
-_ANOTHER, _ALIKE, _ITSELF = 1, 2, 3
+_OTHER_PROGRAM, _ANOTHER, _ALIKE, _ITSELF = -1, 1, 2, 3
 # Weights of moves for the cost of a page. The calibration guest is idle; real ones compete with the
-# migration for processors. For the opposite direction the hosts' parts are exchanged.
-_CALIBRATION_WEIGHT, _BACK_WEIGHT = 0.2, 0.5
+# migration for processors. Another program's QEMUs have other memory (anonymous, not a file). For
+# the opposite direction the hosts' parts are exchanged.
+_UNLIKE_WEIGHT, _BACK_WEIGHT = 0.2, 0.5
 # A migration that used at least this fraction of its bandwidth limit was held back by it.
 USED = 0.8
 # A guest's agent sets the clock, then has hwclock set the hardware clock, which waits for the start
 # of a second: anything up to a second, until such moves have been seen.
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
+# What libvirt adds to a migration and to its switchover, until a domain's has been seen.
+UNKNOWN_LIBVIRT_S, UNKNOWN_LIBVIRT_SPREAD_S = 0.4, 0.3
+UNKNOWN_LIBVIRT_SWITCH_S, UNKNOWN_LIBVIRT_SWITCH_SPREAD_S = 0.05, 0.04
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 # Options whose effect on a move is not forecast; such moves teach nothing.
@@ -50,13 +55,15 @@ def learned(
     *,
     agent: bool = False,
     in_turn: bool = False,
+    by: MigratedBy = VMCKPT,
 ) -> dict[str, LinkModel]:
     """The pair's constants, in this direction, for every way of sending seen so far.
 
     Moves in the opposite direction count a little: the hosts of a pair are often alike. What a move
     takes besides sending depends on the guest: it is taken from `vm`'s own moves if there are any,
-    else from those of guests that also have, or lack, an `agent`. While moves run `in_turn`, others
-    are prepared beside them: only such moves teach the cost of such moves.
+    else from those of guests that also have, or lack, an `agent`. It also depends on the program
+    that migrates (`by`). While moves run `in_turn`, others are prepared beside them: only such
+    moves teach the cost of such moves.
     """
     ours, moves = [], dict[str, list[Moved]]()
     for record in records:
@@ -68,8 +75,8 @@ def learned(
         if ends == (source, destination):
             ours.append(record)
         if (one := moved(record)) is not None:
-            similarity = _similarity(record.request, vm, agent=agent)
-            weight = (1.0 if similarity else _CALIBRATION_WEIGHT) * (
+            similarity = _similarity(record.request, vm, by, agent=agent)
+            weight = (1.0 if similarity > 0 else _UNLIKE_WEIGHT) * (
                 1.0 if ends == (source, destination) else _BACK_WEIGHT
             )
             moves.setdefault(_sent_by(record), []).append(
@@ -84,14 +91,17 @@ def learned(
         measured = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
         link = learn(
             moves[kind][-LATEST_MOVES:],
-            _misses(ours, kind),
+            _misses((one for one in ours if _migrated_by(one.request) is by), kind),
             rest[-LATEST_MOVES:],
             measured.costs.zero_page_s if measured else None,
         )
         if link is not None:
             links[kind] = link
-    if agent and not any(one.similarity >= _ALIKE for seen in moves.values() for one in seen):
+    most = max((one.similarity for seen in moves.values() for one in seen), default=0)
+    if agent and most < _ALIKE:
         return {kind: _with_a_clock(link) for kind, link in links.items()}
+    if by is LIBVIRT and most == _OTHER_PROGRAM:
+        return {kind: _with_libvirt(link) for kind, link in links.items()}
     return links
 
 
@@ -100,7 +110,34 @@ def _with_a_clock(link: LinkModel) -> LinkModel:
     return replace(link, fixed_s=link.fixed_s + UNKNOWN_CLOCK_S, fixed_spread_s=spread_s)
 
 
-def _similarity(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
+def _with_libvirt(link: LinkModel) -> LinkModel:
+    return replace(
+        link,
+        fixed_s=link.fixed_s + UNKNOWN_LIBVIRT_S,
+        fixed_spread_s=hypot(link.fixed_spread_s, UNKNOWN_LIBVIRT_SPREAD_S),
+        switch_s=link.switch_s + UNKNOWN_LIBVIRT_SWITCH_S,
+        switch_spread_s=hypot(link.switch_spread_s, UNKNOWN_LIBVIRT_SWITCH_SPREAD_S),
+    )
+
+
+def has_moved(records: Iterable[RunRecord], source: str, destination: str, by: MigratedBy) -> bool:
+    """Whether a migration by this program between the two, in either direction, teaches."""
+    pair = {source, destination}
+    return any(
+        {one.request.get("source"), one.request.get("target")} == pair
+        and _migrated_by(one.request) is by
+        and moved(one) is not None
+        for one in records
+    )
+
+
+def _migrated_by(request: Mapping[str, Any]) -> MigratedBy:
+    return migrated_by(str(request.get("driver")))
+
+
+def _similarity(request: Mapping[str, Any], vm: str | None, by: MigratedBy, *, agent: bool) -> int:
+    if _migrated_by(request) is not by:
+        return _OTHER_PROGRAM
     if request.get("vm") == vm:
         return _ITSELF
     if str(request.get("vm")).startswith(CALIBRATION):
@@ -152,8 +189,12 @@ def moved(record: RunRecord) -> Moved | None:
         limited=limited,
         squeezed=_squeezed(record, last["normal_pages"]),
         holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
-        waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
+        waited_s=_waited_s(record) if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
+
+
+def _waited_s(record: RunRecord) -> float:
+    return HELD_S + float(record.request.get("held_s") or 0.0)
 
 
 def shared_the_link(record: RunRecord) -> bool:
@@ -242,10 +283,10 @@ def _sent_by(record: RunRecord) -> str:
     return how + (ENCRYPTED if result.get("encryption", "off") != "off" else "")
 
 
-def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:
+def _misses(records: Iterable[RunRecord], kind: str) -> list[float]:
     """Relative errors of the pair's forecasts of total time, for moves that teach."""
     misses = []
-    for record in records[-LATEST_MOVES:]:
+    for record in list(records)[-LATEST_MOVES:]:
         result, forecast = record.result or {}, record.forecast
         if forecast and moved(record) is not None and _sent_by(record) == kind:
             expected_s = forecast["forecast"]["total_s"][1]

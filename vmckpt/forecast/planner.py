@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord, load_all
-from vmckpt.forecast.learned import device_moves, learned, sending
-from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
+from vmckpt.forecast.guest_of import guest_of
+from vmckpt.forecast.learned import device_moves, has_moved, learned, sending
+from vmckpt.forecast.limits import STEPS_MS, limits, limits_ms, within
+from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure
 from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.forecast.measure.link_users import others_on_the_link
 from vmckpt.forecast.methods import against, modes, options_of, warnings
+from vmckpt.forecast.migrated_by import LIBVIRT, VMCKPT, MigratedBy
 from vmckpt.forecast.model.choose import (
     MAX_DOWNTIME,
     MAX_SLOWDOWN,
@@ -24,14 +27,12 @@ from vmckpt.forecast.model.choose import (
     judge,
     missed_slowdown,
 )
-from vmckpt.forecast.model.course import DirtyProfile
 from vmckpt.forecast.model.device_phases import (
     DevicePhases,
     device_phases,
     with_device_memory,
     with_devices,
 )
-from vmckpt.forecast.model.first_pass import Stretch
 from vmckpt.forecast.model.forecast import (
     PARALLEL,
     POSTCOPIES,
@@ -40,37 +41,22 @@ from vmckpt.forecast.model.forecast import (
     beyond_bytes_per_s,
     forecast,
 )
-from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
+from vmckpt.forecast.model.guest import Guest
 from vmckpt.forecast.model.link import LinkModel
+from vmckpt.forecast.model.rounds import NOT_HELD, Held
+from vmckpt.forecast.subjects.subject import Subject
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import runs_dir
-from vmckpt.options.migration import (
-    DEFAULT_CHANNELS,
-    USUAL_DOWNTIME_MS,
-    Method,
-    MigrationOptions,
-)
-from vmckpt.options.policy import Act, Policy, PolicyRule
+from vmckpt.options.migration import USUAL_DOWNTIME_MS, Method, MigrationOptions
 from vmckpt.preflight.finding import Finding
-from vmckpt.preflight.migration.checks import preflight
-from vmckpt.preflight.migration.encryption import Scheme
-from vmckpt.preflight.passthrough import held_bytes
-from vmckpt.qemu.abilities import auto_converge
 from vmckpt.units import format_rate
-from vmckpt.vm.inventory import Vm
 
 # Slack between a plan and the new plan after a wait: both may take this many times as long.
 ANEW = 1.25
 # The default measuring time of a plan: two periods of most loads, and soon over.
 MEASURE_S = 8.0
-# The fraction of an allowed downtime that is kept in reserve for deviations from the forecast.
-PAUSE_MARGIN = 0.2
-# The downtime limits to try when longer ones violate the intent.
-STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
 # The slowdowns to try if auto-converge, limited to less, does not converge.
 SLOWDOWNS = (0.2, 0.4, 0.6, 0.8, 1.0)
-# How to help a planned pre-copy that makes no progress, see `within`.
-STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +136,8 @@ class MigrationPlan:
 class MethodCandidate(NamedTuple):
     """A method between two hosts: what is known of it, or why it is closed or unknown.
 
-    `downtimes_ms` are the limits to try, in this order.
+    `downtimes_ms` are the limits to try, in this order. `by` and `held`: see `Subject` and
+    `CheckedMethod`.
     """
 
     mode: TransferMode
@@ -161,10 +148,16 @@ class MethodCandidate(NamedTuple):
     checks: tuple[Finding, ...] = ()
     closed: str = ""
     unknown: str = ""
+    by: MigratedBy = VMCKPT
+    held: Held = NOT_HELD
+
+    def limits(self, meant: MigrationOptions) -> MigrationLimits:
+        """The limits of its migration with these options."""
+        return limits(meant, self.by, self.held)
 
 
 async def make_plan(
-    vm: Vm,
+    vm: Subject,
     destination: Host,
     options: MigrationOptions,
     intent: Intent,
@@ -179,13 +172,14 @@ async def make_plan(
     BusyError when the VM is being migrated.
     """
     _require_other_host(vm, destination)
-    await require_measurable(vm)
+    await vm.require_measurable()
     never = intent.never_risk_postcopy or options.never_risk_postcopy
     intent = replace(intent, never_risk_postcopy=never)
     records = load_all(runs_dir())
-    links = learned(records, vm.host.name, destination.name, vm.name, agent=vm.spec.guest_agent)
+    pair = vm.host.name, destination.name
+    links = learned(records, *pair, vm.name, agent=vm.has_agent, by=vm.by)
     if not links:
-        raise _nothing_known(vm.host.name, destination.name)
+        raise _nothing_known(*pair)
     candidates = [
         await _candidate(mode, vm, destination, options, intent=intent, links=links)
         for mode in modes(options)
@@ -218,13 +212,13 @@ async def make_plan(
         choice=choice,
         intent=intent,
         options=found[choice.mode][1] if choice.mode else options,
-        notes=(*_notes(measured), *limited, *_neighbours(others)),
+        notes=(*_notes(vm, measured, records, destination), *limited, *_neighbours(others)),
         warned=warnings({one.mode: one.checks for one, _ in linked}),
         devices=devices,
     )
 
 
-def _require_other_host(vm: Vm, destination: Host) -> None:
+def _require_other_host(vm: Subject, destination: Host) -> None:
     if vm.host.name == destination.name:
         raise RefusedError(
             f"'{vm.name}' is on {destination.name} already",
@@ -233,11 +227,13 @@ def _require_other_host(vm: Vm, destination: Host) -> None:
         )
 
 
-async def _devices(vm: Vm, destination: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
-    held = await held_bytes(vm)
-    if held is None:
+async def _devices(
+    vm: Subject, destination: Host, records: Sequence[RunRecord]
+) -> DevicePhases | None:
+    device_bytes = await vm.device_bytes()
+    if device_bytes is None:
         return None
-    return device_phases(held, device_moves(records, vm.host.name, destination.name))
+    return device_phases(device_bytes, device_moves(records, vm.host.name, destination.name))
 
 
 def _require_open(candidates: Sequence[MethodCandidate], vm: str, destination: str) -> None:
@@ -261,7 +257,7 @@ def _against(candidates: Sequence[MethodCandidate]) -> str:
 
 async def _candidate(
     mode: TransferMode,
-    vm: Vm,
+    vm: Subject,
     destination: Host,
     options: MigrationOptions,
     *,
@@ -269,19 +265,26 @@ async def _candidate(
     links: Mapping[str, LinkModel],
 ) -> MethodCandidate:
     meant = options_of(mode, options, intent)
-    checked = await preflight(vm, destination, meant)
+    checked = await vm.check(destination, meant)
     if closed := against(options, checked.checks):
         return MethodCandidate(mode, meant, closed=closed)
-    link = links.get(sending(mode, encrypted=checked.encryption.scheme is not Scheme.UNENCRYPTED))
+    link = links.get(sending(mode, encrypted=checked.is_encrypted))
     if link is None:
         remedy = f"vmckpt host calibrate {vm.host.name} {destination.name}"
         return MethodCandidate(mode, meant, unknown=f"no measurements: {remedy}")
-    copied = sum(copy.allocated_bytes for copy in checked.copies)
+    copied = checked.copied_bytes
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such migration measures it"
         return MethodCandidate(mode, meant, unknown=unknown)
     return MethodCandidate(
-        mode, meant, link, copied, limits_ms(mode, options, intent, link), checked.checks
+        mode,
+        meant,
+        link,
+        copied,
+        limits_ms(mode, options, intent, link),
+        checked.checks,
+        by=vm.by,
+        held=checked.held,
     )
 
 
@@ -319,7 +322,8 @@ def bandwidth_notes(candidate: MethodCandidate, measured: DirtyRate) -> Iterator
 
 
 def _beyond_bytes_per_s(candidate: MethodCandidate, link: LinkModel, measured: DirtyRate) -> float:
-    return beyond_bytes_per_s(candidate.mode, guest_of(measured), link, limits(candidate.options))
+    given = candidate.limits(candidate.options)
+    return beyond_bytes_per_s(candidate.mode, guest_of(measured), link, given)
 
 
 def offer_of(
@@ -368,7 +372,7 @@ def _by_limits(
     found = []
     for downtime_ms in candidate.downtimes_ms:
         meant = _promising(candidate, intent, downtime_ms)
-        expected = forecast(candidate.mode, guest, link, limits(meant))
+        expected = forecast(candidate.mode, guest, link, candidate.limits(meant))
         offer = judge(with_devices(expected, devices) if devices else expected, intent)
         if offer.keeps:
             return offer, meant
@@ -386,7 +390,8 @@ def _promising(candidate: MethodCandidate, intent: Intent, downtime_ms: int) -> 
     steered = None
     if candidate.options.method is Method.PRECOPY:
         # Auto-converge slows the guest by its own rule.
-        steered = within(most_ms, None if candidate.mode is TransferMode.AUTO_CONVERGE else slower)
+        may_throttle = candidate.by.throttles and candidate.mode is not TransferMode.AUTO_CONVERGE
+        steered = within(most_ms, slower if may_throttle else None)
     return replace(
         candidate.options,
         max_downtime_ms=downtime_ms,
@@ -397,81 +402,18 @@ def _promising(candidate: MethodCandidate, intent: Intent, downtime_ms: int) -> 
     )
 
 
-def limits(meant: MigrationOptions) -> MigrationLimits:
-    """The limits that QEMU will be given."""
-    throttle = auto_converge(meant.settings())["max-cpu-throttle"] / 100
-    bandwidth = float(meant.bandwidth_bytes_per_s)
-    channels = meant.requested_channels or DEFAULT_CHANNELS
-    return MigrationLimits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
-
-
-def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
-    """The policy for a planned pre-copy that makes no progress: all that is allowed, in steps."""
-    slower, longer_ms = most_throttle_percent or 0, most_downtime_ms or 0
-    rules = (
-        PolicyRule(STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=slower),
-        PolicyRule(STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=longer_ms),
-    )
-    allowed = Policy(rules).within(longer_ms, slower)
-    return allowed if allowed.rules else None
-
-
-def limits_ms(
-    mode: TransferMode, options: MigrationOptions, intent: Intent, link: LinkModel
-) -> tuple[int, ...]:
-    """The downtime limits to try: the usual one, as much as the intent allows, shorter ones.
-
-    Methods that stop the guest first, or hardly at all, use no limit.
-    """
-    if intent.max_downtime_s is None or mode in (TransferMode.STOP, TransferMode.POSTCOPY):
-        return (options.max_downtime_ms,)
-    for_pages_s = intent.max_downtime_s * (1 - PAUSE_MARGIN) - link.switch_s
-    most_ms = max(1, round(1e3 * for_pages_s))
-    shorter = (step_ms for step_ms in STEPS_MS if step_ms < most_ms)
-    return tuple(dict.fromkeys((min(most_ms, USUAL_DOWNTIME_MS), most_ms, *shorter)))
-
-
-def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = False) -> Guest:
-    """The measured guest for the model; unknown values are assumed to be the costliest."""
-    ram, dirtied = measured.ram, measured.dirtied
-    return Guest(
-        total_pages=measured.ram_bytes // PAGE_BYTES,
-        zero_share=ram.zero if ram else 0.0,
-        ratio=ram.ratio if ram else 1.0,
-        dirtied_zero_share=dirtied.zero if dirtied else 0.0,
-        dirtied_ratio=dirtied.ratio if dirtied else 1.0,
-        curve=measured.curve,
-        disk_bytes=disk_bytes,
-        busy=measured.busy,
-        layout=_stretches(measured),
-        course=_course(measured),
-        moves_now=moves_now,
-    )
-
-
-def _course(measured: DirtyRate) -> DirtyProfile | None:
-    seen = measured.course
-    if not seen.ends_s:
-        return None
-    return DirtyProfile.seen(seen.ends_s, seen.pages, seen.counts, measured.curve)
-
-
-def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:
-    """Its memory in page order; the last piece may be shorter, and counts as long as the others."""
-    pages = measured.ram_bytes / PAGE_BYTES / max(len(measured.layout), 1)
-    return tuple(
-        Stretch(pages * (1 - content.zero), pages * content.zero, pages * hole, content.ratio)
-        for hole, content in measured.layout
-    )
-
-
-def _notes(measured: DirtyRate) -> tuple[str, ...]:
-    if measured.ram is not None:
-        return ()
-    return (
-        f"the dirty rate is QEMU's own sample ({measured.why})",
-        "the content of memory is unknown, and assumed to be the slowest to send",
-    )
+def _notes(
+    vm: Subject, measured: DirtyRate, records: Sequence[RunRecord], destination: Host
+) -> Iterator[str]:
+    if measured.ram is None:
+        yield f"the dirty rate is QEMU's own sample ({measured.why})"
+        yield "the content of memory is unknown, and assumed to be the slowest to send"
+    pair = vm.host.name, destination.name
+    if vm.by is LIBVIRT and not has_moved(records, *pair, vm.by):
+        yield (
+            f"no migration of a domain between {' and '.join(pair)} is recorded yet: what libvirt "
+            "adds to time and downtime is assumed"
+        )
 
 
 def _neighbours(others: int) -> tuple[str, ...]:

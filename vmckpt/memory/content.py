@@ -1,22 +1,17 @@
-"""Classifies the content of guest pages: zero, compressible, or noise.
+"""Classifies the content of guest pages: zero, compressible, or noise."""
 
-Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would be allocated.
-"""
-
-import os
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import zstandard
 
 from vmckpt.memory.dirty_pages import PageSet
-from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
 
 # The share of zero pages is then correct within 1 % of all pages, in 19 of 20 cases.
 SAMPLED_PAGES = 16384
@@ -27,6 +22,18 @@ COMPRESSED_PAGES, ZSTD_LEVEL = 4096, 1
 # A page that shrinks to less than this share counts as compressible.
 COMPRESSIBLE_RATIO = 0.75
 _ZERO_PAGE = bytes(PAGE_BYTES)
+
+
+class StoredRam(Protocol):
+    """A guest's RAM, to be read: a RAM file, or what a process has alone."""
+
+    size_bytes: int
+
+    def extents(self) -> list[Span]:
+        """The spans that may hold something else than zeroes, ascending."""
+
+    def copy(self, spans: Sequence[Span]) -> bytes:
+        """The content of some of these, in sequence. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +47,33 @@ class Content:
 
 
 class Piece(NamedTuple):
-    """A piece of memory: the share that the file does not hold yet, and the content of all of it.
+    """A piece of memory: the share that is not held yet, and the content of all of it.
 
-    Pages that the file does not hold are zero pages too.
+    Pages that are not held are zero pages too.
     """
 
     hole: float
     content: Content
 
 
-def ram_layout(ram_file: Path) -> tuple[Piece, ...]:
-    """The content of equal pieces of the file, in order, from samples. Raises OSError."""
-    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        pages = os.fstat(fd).st_size // PAGE_BYTES
-        present = _pages(extents(fd, pages * PAGE_BYTES))
-        length = max(-(-pages // PIECES), 1)
-        pieces = [range(start, min(start + length, pages)) for start in range(0, pages, length)]
-        held = [_held(present, piece) for piece in pieces]
-        each = max(COMPRESSED_PAGES // max(sum(map(bool, held)), 1), 1)
-        sample, described = _Sample(fd), list[Piece]()
-        for piece, inside in zip(pieces, held, strict=True):
-            found = sample.measure(_some(inside, SAMPLED_PAGES // PIECES), each)
-            share = sum(map(len, inside)) / len(piece)
-            described.append(Piece(1 - share, _part(found, share)))
-        return tuple(described)
+def ram_layout(ram: StoredRam) -> tuple[Piece, ...]:
+    """The content of equal pieces of RAM, in order, from samples. Raises OSError."""
+    pages = ram.size_bytes // PAGE_BYTES
+    present = _pages(ram.extents())
+    length = max(-(-pages // PIECES), 1)
+    pieces = [range(start, min(start + length, pages)) for start in range(0, pages, length)]
+    held = [_held(present, piece) for piece in pieces]
+    each = max(COMPRESSED_PAGES // max(sum(map(bool, held)), 1), 1)
+    sample, described = _Sample(ram), list[Piece]()
+    for piece, inside in zip(pieces, held, strict=True):
+        found = sample.measure(_some(inside, SAMPLED_PAGES // PIECES), each)
+        share = sum(map(len, inside)) / len(piece)
+        described.append(Piece(1 - share, _part(found, share)))
+    return tuple(described)
 
 
 def _held(present: Sequence[range], piece: range) -> list[range]:
-    """The pages of a piece that the file holds."""
+    """The pages of a piece that are held."""
     return [
         range(max(extent.start, piece.start), min(extent.stop, piece.stop))
         for extent in present
@@ -107,13 +113,12 @@ def ram_content(layout: Sequence[Piece]) -> Content:
     )
 
 
-def pages_content(ram_file: Path, chosen: PageSet) -> Content:
+def pages_content(ram: StoredRam, chosen: PageSet) -> Content:
     """The content of the chosen pages, from a sample of them. Raises OSError."""
     numbers = list(chosen.numbers())
     if len(numbers) > SAMPLED_PAGES:
         numbers = sorted(random.sample(numbers, SAMPLED_PAGES))
-    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        return _Sample(fd).measure(numbers, COMPRESSED_PAGES)
+    return _Sample(ram).measure(numbers, COMPRESSED_PAGES)
 
 
 def _pages(spans: Iterable[Span]) -> list[range]:
@@ -123,13 +128,15 @@ def _pages(spans: Iterable[Span]) -> list[range]:
 class _Sample:
     """Pages that are examined in sequence, as they would go through one channel."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, ram: StoredRam) -> None:
+        self._ram = ram
         self._stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
 
     def measure(self, numbers: Sequence[int], compressed: int) -> Content:
         """The content of these pages; at most so many of them are compressed."""
-        pages = [os.pread(self._fd, PAGE_BYTES, number * PAGE_BYTES) for number in numbers]
+        spans = [(number * PAGE_BYTES, (number + 1) * PAGE_BYTES) for number in numbers]
+        data = self._ram.copy(spans)
+        pages = [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
         filled = [page for page in pages if page != _ZERO_PAGE]
         if not filled:
             return Content(1.0, 0.0, 0.0, 1.0)

@@ -68,7 +68,7 @@ class PageSet:
 
 
 class DirtyPages:
-    """The pages written since the last `take`, while `tracked` is open.
+    """The pages written since the last `take`, while `tracked_at` is open.
 
     `is_narrow`: for a guest that runs by KVM. A scan that protects makes the kernel remove the
     *whole requested range* from KVM's page tables (pagemap_scan's mmu_notifier range), written or
@@ -249,17 +249,6 @@ def _mark(bitmap: bytearray, first: int, end: int) -> None:
     bitmap[first >> 3 : (first >> 3) + whole] = b"\xff" * whole
     for page in range(first + 8 * whole, end):
         bitmap[page >> 3] |= 1 << (page & 7)
-
-
-@contextmanager
-def tracked(pid: int, ram_file: Path, ram_bytes: int | None = None) -> Iterator[DirtyPages]:
-    """Track the pages of `ram_file` that process `pid` writes, for the block.
-
-    Raises OSError as `tracked_at` does, and: ENOENT (the file is not mapped there), EFBIG (see
-    `require_size`).
-    """
-    with tracked_at(pid, mappings_of(pid, ram_file, ram_bytes)) as dirty:
-        yield dirty
 
 
 def mappings_of(pid: int, ram_file: Path, ram_bytes: int | None) -> tuple[Mapping, ...]:

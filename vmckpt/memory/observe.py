@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.memory.content import Content, Piece, pages_content, ram_content, ram_layout
-from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
+from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked_at
+from vmckpt.memory.private.guest_ram import GuestRam, ram_of
+from vmckpt.memory.ram_file import read_only
 from vmckpt.memory.windows import Dirtied, DirtyHistory, Windows
 
 TICK_S = 0.05
@@ -50,22 +51,27 @@ class Observation(NamedTuple):
 
 async def observe(
     pid: int,
-    ram_file: Path,
+    ram: GuestRam,
     for_s: float,
     go_on: Callable[[], Awaitable[bool]],
     ram_bytes: int | None = None,
 ) -> Observation | None:
-    """The pages of its RAM file that `pid` dirties, for `for_s` seconds; leaves nothing behind.
+    """The pages of its guest's RAM that `pid` dirties, for `for_s` seconds; leaves nothing behind.
 
     None as soon as `go_on` returns false; it is called about 20 times a second. Raises OSError as
-    `tracked` does, ProcessLookupError when the process ends meanwhile.
+    `ram_of` and `tracked_at` do, ProcessLookupError when the process ends meanwhile.
     """
-    with tracked(pid, ram_file, ram_bytes) as pages:
-        seen = await _watch(pages, for_s, go_on)
-    if seen is None:
-        return None
-    windows, listed = seen
-    layout = ram_layout(ram_file)
+    with ram_of(pid, ram, ram_bytes, read_only) as (content, mappings):
+        with tracked_at(pid, mappings) as pages:
+            seen = await _watch(pages, for_s, go_on)
+        if seen is None:
+            return None
+        windows, listed = seen
+        layout = ram_layout(content)
+        dirtied = pages_content(content, windows.all) if windows.all.count else None
+    if ram.private:
+        # To read what a process never touched of its own memory allocates nothing.
+        layout = tuple(piece._replace(hole=0.0) for piece in layout)
     return Observation(
         took_s=sum(window.length_s for window in listed),
         samples=windows.samples(),
@@ -73,7 +79,7 @@ async def observe(
         working_set_pages=windows.all.count,
         faults=sum(window.pages for window in listed),
         ram=ram_content(layout),
-        dirtied=pages_content(ram_file, windows.all) if windows.all.count else None,
+        dirtied=dirtied,
         layout=layout,
         course=windows.course(),
     )

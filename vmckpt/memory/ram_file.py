@@ -88,6 +88,32 @@ class RamFile:
             mapped.close()
 
 
+class ReadRam:
+    """A RAM file that is only read, by system calls.
+
+    Through a mapping reading a hole would allocate it, and a file cut short would be a SIGBUS.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self.size_bytes = fd, os.fstat(fd).st_size // PAGE_BYTES * PAGE_BYTES
+
+    def extents(self) -> list[Span]:
+        """The spans that have memory; all others hold zeroes."""
+        return list(extents(self._fd, self.size_bytes))
+
+    def copy(self, spans: Sequence[Span]) -> bytes:
+        """The content of the spans, in sequence. Raises OSError."""
+        return b"".join([os.pread(self._fd, end - start, start) for start, end in spans])
+
+
+@contextmanager
+def read_only(path: Path, ram_bytes: int | None = None) -> Iterator[ReadRam]:
+    """The RAM file at `path`, to be read for the block. Raises OSError."""
+    with open_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        require_size(os.fstat(fd).st_size, ram_bytes)
+        yield ReadRam(fd)
+
+
 def unnamed(directory: Path) -> int:
     """A new file in `directory` without a name: it disappears with its last descriptor.
 

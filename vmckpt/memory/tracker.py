@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from vmckpt.memory.comparison import compared
-from vmckpt.memory.dirty_pages import DirtyPages, Mapping, mappings_of, tracked_at
-from vmckpt.memory.private.guest_ram import GuestRam, PrivateRam, private_ram
+from vmckpt.memory.dirty_pages import DirtyPages, tracked_at
+from vmckpt.memory.private.guest_ram import GuestRam, PrivateRam, ram_of
 from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
@@ -80,7 +80,7 @@ def tracking(
     EOPNOTSUPP: RAM that a process has alone is tracked by write protection only.
     """
     if how == WriteProtection.name:
-        with _content(pid, ram, ram_bytes) as (content, mappings):
+        with ram_of(pid, ram, ram_bytes, mapped) as (content, mappings):
             behind = max(one.offset + one.end - one.start for one in mappings)
             blocks = OtherBlocks(pid, others, behind)
             with tracked_at(pid, (*mappings, *blocks.mappings)) as dirty:
@@ -94,17 +94,3 @@ def tracking(
     else:
         with compared(ram.file, ram_bytes) as comparison:
             yield comparison
-
-
-@contextmanager
-def _content(
-    pid: int, ram: GuestRam, ram_bytes: int | None
-) -> Iterator[tuple[RamFile | PrivateRam, tuple[Mapping, ...]]]:
-    """The RAM's content, and where it is in the process."""
-    if ram.private or ram.file is None:
-        with private_ram(pid, ram, ram_bytes) as alone:
-            yield alone, (alone.mapping,)
-    else:
-        mappings = mappings_of(pid, ram.file, ram_bytes)
-        with mapped(ram.file, ram_bytes) as shared:
-            yield shared, mappings

@@ -9,13 +9,15 @@ from vmckpt.errors import VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.drain.crowding import LearnedCrowding
 from vmckpt.forecast.drain.fleet import MoveCost
+from vmckpt.forecast.guest_of import guest_of
 from vmckpt.forecast.learned import learned, sending
+from vmckpt.forecast.limits import limits
 from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.migrated_by import LIBVIRT, migrated_by
 from vmckpt.forecast.model.dirtying import DirtyCurve
-from vmckpt.forecast.model.forecast import TransferMode, forecast
+from vmckpt.forecast.model.forecast import MigrationLimits, TransferMode, forecast
 from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.planner import guest_of, limits
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.migration.encryption import Scheme, choose
@@ -82,7 +84,7 @@ class MoveCosts:
         key = (vm.name, link, copied_bytes)
         if key not in self._forecasts:
             guest = _guest(vm, measured, copied_bytes)
-            self._forecasts[key] = self._forecast(guest, _with_disks(link))
+            self._forecasts[key] = self._forecast(vm, guest, _with_disks(link))
         return self._forecasts[key]._replace(like=like)
 
     async def _encrypted(self, source: Host, destination: Host) -> bool:
@@ -112,6 +114,7 @@ class MoveCosts:
                     vm.name,
                     agent=bool(vm.guest_agent),
                     in_turn=in_turn,
+                    by=migrated_by(vm.driver),
                 )
                 found = links.get(sending(DRAIN_MODE, encrypted=encrypted))
                 self._links[key] = found or self._links.get(key)
@@ -126,8 +129,8 @@ class MoveCosts:
         pairs.pop((source, destination), None)
         return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == destination)))
 
-    def _forecast(self, guest: Guest, link: LinkModel) -> Found:
-        found = forecast(DRAIN_MODE, guest, link, limits(self.options))
+    def _forecast(self, vm: VmInfo, guest: Guest, link: LinkModel) -> Found:
+        found = forecast(DRAIN_MODE, guest, link, self._limits(vm))
         if not found.ends:
             return Found(None, endless=True)
         total = found.total_s
@@ -137,6 +140,13 @@ class MoveCosts:
         fixed_s, end_s = self.taught.around_s or (link.fixed_s, link.switch_s)
         work = self.taught.work
         return Found(MoveCost(fixed_s, work_s * work, end_s, spread_s * work), expected)
+
+    def _limits(self, vm: VmInfo) -> MigrationLimits:
+        if (by := migrated_by(vm.driver)) is not LIBVIRT:
+            return limits(self.options, by)
+        from vmckpt.forecast.subjects.domain import usually_held
+
+        return limits(self.options, by, usually_held(vm.memory_bytes, self.options))
 
 
 def _with_disks(link: LinkModel) -> LinkModel:

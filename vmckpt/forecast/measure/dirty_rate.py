@@ -1,41 +1,35 @@
 """How fast a running VM dirties its memory, from the cheapest exact source available.
 
 Page tracking from outside QEMU (`memory`), on the host that runs the VM. If the kernel or missing
-permissions do not allow it: QEMU's own page sampling, over QMP.
+permissions do not allow it: QEMU's own page sampling. `own.py` and `domains.py` provide both for
+the two kinds of VMs.
 """
 
 import asyncio
 import errno
-import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from vmckpt.codec import builtins, convert
-from vmckpt.errors import BusyError, HostDownError, RefusedError
-from vmckpt.forecast.measure.there import observe_there
+from vmckpt.errors import BusyError
+from vmckpt.forecast.measure.there import OBSERVE, observe_there
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.foreign import MalformedError
-from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.host import Host
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import FAULT_S, DirtyWindow, Observation, observe
+from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.memory.windows import DirtyHistory
-from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, session
-from vmckpt.vm.inventory import Vm, require_alive
-from vmckpt.vm.paths import lock_path
 
-TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
-SAMPLE_PAGES = 8192
+TRACKING = "page-tracking"
 # QEMU's own limits.
 SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
-# While QEMU samples: how often to check whether an operation has begun; then, for the result.
-FREE_POLL_S, POLL_S, PATIENCE = 0.5, 0.1, 100
+# While QEMU samples: how often to check whether an operation has begun.
+FREE_POLL_S = 0.5
 NOT_SEEN = DirtyHistory((), (), ())
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
@@ -43,7 +37,6 @@ _NOT_ALLOWED = {
     errno.EINVAL: "the kernel has no asynchronous write protection (Linux 6.7 has)",
     errno.ENOTTY: "the kernel has no PAGEMAP_SCAN (Linux 6.7 has)",
     errno.ENOSYS: "the kernel has no userfaultfd",
-    errno.ENOENT: "its RAM is not in a file of its own",
 }
 
 
@@ -157,85 +150,77 @@ class _Answer:
     course: DirtyHistory | None = None
 
 
-async def measure(vm: Vm, for_s: float) -> DirtyRate:
-    """Watch the running `vm` for `for_s` seconds. Every other operation takes precedence.
+class Measurable(Protocol):
+    """A guest whose dirty rate can be measured."""
+
+    @property
+    def name(self) -> str:
+        """Its VM's name."""
+
+    @property
+    def vcpus(self) -> int:
+        """Its number of processors."""
+
+    async def require_measurable(self) -> None:
+        """Raises BusyError when an operation holds the VM, RefusedError when it does not run."""
+
+    async def processor_s(self) -> float:
+        """Processor time that its QEMU has used."""
+
+    async def track(self, for_s: float) -> DirtyRate:
+        """Track its pages. Raises BusyError: an operation began; OSError: it cannot be tracked."""
+
+    async def sample(self, for_s: float, why: str) -> DirtyRate:
+        """Have QEMU sample its pages; `why` not track them. Raises BusyError, RefusedError."""
+
+
+async def measure(guest: Measurable, for_s: float) -> DirtyRate:
+    """Watch the running guest for `for_s` seconds. Every other operation takes precedence.
 
     Raises BusyError when one holds the VM or begins meanwhile (measuring would slow a migration,
     and would measure the migration), RefusedError when the VM does not run.
     """
-    await require_measurable(vm)
-    used_s, began_s = await _processor_s(vm), time.monotonic()
-    found = await _measured(vm, for_s)
-    share = (await _processor_s(vm) - used_s) / (time.monotonic() - began_s) / vm.spec.vcpus
+    await guest.require_measurable()
+    used_s, began_s = await guest.processor_s(), time.monotonic()
+    found = await _measured(guest, for_s)
+    share = (await guest.processor_s() - used_s) / (time.monotonic() - began_s) / guest.vcpus
     return replace(found, busy=min(max(share, LEAST_BUSY), 1.0), ended_unix_s=time.time())
 
 
-async def require_measurable(vm: Vm) -> None:
-    """Raises BusyError when an operation holds the VM, RefusedError when it does not run."""
-    await require_alive(vm)
-    await _require_free(vm)
-    await _require_running(vm)
-
-
-async def _processor_s(vm: Vm) -> float:
-    """Processor time that its QEMU has used."""
-    stat = await vm.host.read_text(Path(f"/proc/{vm.qemu.process.pid}/stat"))
-    if stat is None:
-        await require_alive(vm)
-        raise HostDownError(
-            f"QEMU of '{vm.name}' cannot be inspected",
-            why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
-            remedy="look at /proc there",
-        )
-    words = stat.rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def _measured(vm: Vm, for_s: float) -> DirtyRate:
+async def _measured(guest: Measurable, for_s: float) -> DirtyRate:
     try:
-        return await _track(vm, for_s)
+        return await guest.track(for_s)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             raise BusyError(
-                f"the memory of '{vm.name}' is being tracked",
+                f"the memory of '{guest.name}' is being tracked",
                 why=exc.strerror or str(exc),
                 remedy="wait for the other measurement or checkpoint to end",
             ) from exc
-        await require_alive(vm)
+        await guest.require_measurable()
         why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
-    return await _sample(vm, for_s, why)
+    return await guest.sample(for_s, why)
 
 
-async def _track(vm: Vm, for_s: float) -> DirtyRate:
-    async def is_free() -> bool:
-        return await _other_owner(vm) is None
-
-    pid, ram_file = vm.qemu.process.pid, vm.qemu.files.ram(vm.spec.ram_dir)
-    ram_bytes = vm.spec.memory_bytes
-    if vm.host.is_this_machine:
-        found = await track(pid, ram_file, ram_bytes, for_s, is_free)
-    else:
-        lock = lock_path(vm.host.state_dir, vm.name)
-        words = [str(word) for word in (pid, ram_file, ram_bytes, for_s, lock)]
-        answer = await observe_there(vm.host, words, for_s)
-        try:
-            found = DirtyRate.from_json(answer) if answer else None
-        except MalformedError as exc:
-            raise OSError(errno.ENOTSUP, f"its vmckpt reports another measurement: {exc}") from exc
-    if found is None:
-        await _require_free(vm)
-        raise _moved_on(vm, "an operation")
-    return found
+async def track_there(
+    host: Host, words: Sequence[str], for_s: float, command: str = OBSERVE
+) -> DirtyRate | None:
+    """As `track`, on the host, by its `vmckpt observe`. Raises OSError, HostDownError."""
+    answer = await observe_there(host, words, for_s, command)
+    try:
+        return DirtyRate.from_json(answer) if answer else None
+    except MalformedError as exc:
+        raise OSError(errno.ENOTSUP, f"its vmckpt reports another measurement: {exc}") from exc
 
 
 async def track(
-    pid: int, ram_file: Path, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
+    pid: int, ram: GuestRam, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
 ) -> DirtyRate | None:
     """Track the pages that a local QEMU dirties; None as soon as the VM is no longer free.
 
     Raises OSError as `observe` does.
     """
-    seen = await observe(pid, ram_file, for_s, is_free, ram_bytes)
+    seen = await observe(pid, ram, for_s, is_free, ram_bytes)
     return None if seen is None else _tracked(ram_bytes, seen)
 
 
@@ -256,15 +241,13 @@ def _tracked(ram_bytes: int, seen: Observation) -> DirtyRate:
     )
 
 
-async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
-    found = await sampled(partial(_sampled_rate, vm), for_s, vm.spec.memory_bytes)
-    return replace(found, why=why)
-
-
 async def sampled(
-    rate: Callable[[int], Awaitable[float]], for_s: float, ram_bytes: int
+    rate: Callable[[int], Awaitable[float]], for_s: float, ram_bytes: int, source: str, why: str
 ) -> DirtyRate:
-    """Estimate longer and longer spans from `rate`, bytes per second over that many seconds."""
+    """Estimate longer and longer spans from `rate`, bytes per second over that many seconds.
+
+    `source` and `why` as in `DirtyRate`.
+    """
     total_pages = ram_bytes // PAGE_BYTES
     groups: list[list[tuple[float, float]]] = []
     windows: list[DirtyWindow] = []
@@ -277,8 +260,8 @@ async def sampled(
         took_s += length_s
         length_s *= 2
     return DirtyRate(
-        source=SAMPLING,
-        why="",
+        source=source,
+        why=why,
         took_s=took_s,
         ram_bytes=ram_bytes,
         curve=DirtyCurve.measured(groups, total_pages),
@@ -298,56 +281,10 @@ async def while_free(length_s: float, require_free: Callable[[], Awaitable[None]
         await require_free()
 
 
-async def _sampled_rate(vm: Vm, length_s: int) -> float:
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        try:
-            await commands.calc_dirty_rate(monitor, length_s, SAMPLE_PAGES)
-        except CommandRefusedError as exc:
-            raise BusyError(
-                f"QEMU does not measure the dirty rate of '{vm.name}' now",
-                why=exc.why,
-                remedy="wait for the other measurement to end",
-            ) from exc
-    # Meanwhile the monitor is free for other clients.
-    require_free = partial(_require_free, vm)
-    await while_free(length_s, require_free)
-    for _ in range(PATIENCE):
-        async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-            rate = await commands.query_dirty_rate(monitor)
-        if rate is not None:
-            return rate
-        await while_free(POLL_S, require_free)
-    raise HostDownError(
-        f"QEMU reports no dirty rate of '{vm.name}'",
-        why=f"it was asked for {length_s} s, and {PATIENCE * POLL_S:g} s later there was none",
-        remedy="look at the QEMU process",
-    )
-
-
-async def _require_running(vm: Vm) -> None:
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        state = await commands.query_status(monitor)
-    if not state.running:
-        raise RefusedError(
-            f"'{vm.name}' does not run",
-            why=f"its state is '{state.status}': it dirties nothing",
-            remedy="start it, and measure then",
-        )
-
-
-async def _other_owner(vm: Vm) -> Owner | None:
-    held = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
-    return None if held is not None and held.pid == os.getpid() else held
-
-
-async def _require_free(vm: Vm) -> None:
-    if (held := await _other_owner(vm)) is not None:
-        raise _moved_on(vm, f"{held.action} (run {held.run}, pid {held.pid})")
-
-
-def _moved_on(vm: Vm, who: str) -> BusyError:
+def moved_on(name: str, who: str) -> BusyError:
+    """The error for a guest that another operation holds."""
     return BusyError(
-        f"'{vm.name}' is busy",
+        f"'{name}' is busy",
         why=f"held by {who}: the dirty rate is not measured meanwhile",
         remedy="wait for it to end",
     )

@@ -7,18 +7,21 @@ from typing import Any
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 
+OBSERVE, OBSERVE_DOMAIN = "observe", "observe-domain"
 # Extra time for the command: interpreter start, and reading samples of memory.
 BESIDES_S = 30.0
 MOST_BYTES = 64 << 20
 
 
-async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mapping[str, Any] | None:
+async def observe_there(
+    host: Host, words: Sequence[str], for_s: float, command: str = OBSERVE
+) -> Mapping[str, Any] | None:
     """The result of `vmckpt observe WORDS` on the host; None if the VM's lock was taken by another.
 
     Raises OSError as `memory.observe` does, also (ENOTSUP) if the host's vmckpt lacks the command;
     HostDownError.
     """
-    done = await host.run([*await host.own_command(), "observe", *words], for_s + BESIDES_S)
+    done = await host.run([*await host.own_command(), command, *words], for_s + BESIDES_S)
     try:
         answer = parse(done.stdout, most_bytes=MOST_BYTES)
         if "errno" in answer:

@@ -16,7 +16,9 @@ from vmckpt.forecast.model.link import NOISE_S, LinkModel
 from vmckpt.forecast.model.rounds import (
     HELD_SPREAD_S,
     MOST_THROTTLE,
+    NOT_HELD,
     TIMESLICE_S,
+    Held,
     PageTimes,
     Played,
     dirtied_bytes,
@@ -71,13 +73,14 @@ class MigrationLimits(NamedTuple):
     """Limits of a migration: downtime, and bytes/s (0: none).
 
     `channels` applies to the parallel methods; auto-converge takes at most `most_throttle` of the
-    guest's processor time.
+    guest's processor time; a pre-copy is `held` back from the switchover.
     """
 
     downtime_s: float
     bandwidth_bytes_per_s: float = 0.0
     channels: int = 2
     most_throttle: float = MOST_THROTTLE
+    held: Held = NOT_HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +219,9 @@ def _play(case: _Case, load: Load, scenario: _Scenario) -> _Outcome:
     mode, guest, link, limits = case
     path = _wire(case, (1 + _TENTH * link.spread) ** -scenario.link)
     switch_s = max(link.switch_s + scenario.switch * _TENTH * link.switch_spread_s, 0.0)
-    around_spread_s = math.hypot(link.fixed_spread_s, HELD_SPREAD_S, NOISE_S * link.spread)
+    # The watcher finds the end of the first pass at any moment of its interval.
+    held_spread_s = math.hypot(HELD_SPREAD_S, limits.held.s / 3**0.5)
+    around_spread_s = math.hypot(link.fixed_spread_s, held_spread_s, NOISE_S * link.spread)
     around_s = max(link.fixed_s + scenario.around * _TENTH * around_spread_s, 0.0)
     around_s += _copying_s(guest, link, limits)
     slower = 1 + scenario.model * _TENTH * MODEL_SPREAD
@@ -244,6 +249,7 @@ def _play(case: _Case, load: Load, scenario: _Scenario) -> _Outcome:
         scenario=guest_scenario,
         most_throttle=limits.most_throttle if mode is TransferMode.AUTO_CONVERGE else 0.0,
         until_stalled=mode is TransferMode.HYBRID,
+        held=limits.held,
     )
     played = replace(played, took_s=played.took_s * slower)
     if mode is TransferMode.HYBRID and not played.ends:

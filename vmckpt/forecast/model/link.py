@@ -33,11 +33,12 @@ class Moved(NamedTuple):
     upper bound of the pages sent meanwhile (None: unknown); `felt`: measured by clients of the
     guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `similarity`: how similar its
     guest is to the one asked about; what moves take besides sending is learned from the most
-    similar alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is
-    then its total downtime. `limited`: a bandwidth limit held it back, so it does not show how fast
-    pages go. `waited_s`: how long it took until QEMU checked whether it may end. `weight`: its
-    weight for the cost of a page. `squeezed`: the number of pages whose bytes compression saved.
-    `holes`: the number of zero pages that were not in the source's memory file.
+    similar alone. Negative: another program migrated it, which shows nothing but the cost of pages
+    if there are others. `slow_s` is how long post-copy fetched pages while the guest ran;
+    `stalled_s` is then its total downtime. `limited`: a bandwidth limit held it back, so it does
+    not show how fast pages go. `waited_s`: how long it took until QEMU checked whether it may end.
+    `weight`: its weight for the cost of a page. `squeezed`: the number of pages whose bytes
+    compression saved. `holes`: the number of zero pages that were not in the source's memory file.
     """
 
     pages: float
@@ -137,7 +138,8 @@ def learn(
     errors = [_off_s(costs, one) / (one.transfer_s + NOISE_S) for one in telling]
     doubt = LEAST_SPREAD * (1 + FEW_MOVES / len(telling))
     spread = max(doubt, _deviation(errors), _deviation(misses))
-    everything = [*moved, *sent_otherwise]
+    all_ = [*moved, *sent_otherwise]
+    everything = [one for one in all_ if one.similarity >= 0] or all_
     around = [one.total_s - one.transfer_s - one.copying_s for one in _nearest(everything)]
     stopped_share = _stopped_share(everything, costs)
     stalls = _switches_s(everything, costs.page_s * stopped_share)

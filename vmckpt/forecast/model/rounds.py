@@ -8,6 +8,7 @@ ram.c, migration_bitmap_sync and migration_trigger_throttle.)
 
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import NamedTuple
 
 from vmckpt.forecast.model.convergence import has_stalled
 from vmckpt.forecast.model.course import Load, OnAverage, Slowed
@@ -25,7 +26,7 @@ HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
 # between nothing and all but the last of a packet, more often much than little.
 BATCH_BYTES, PACKET_BYTES, IN_HAND = 32 * 4104, 128 * 4104, 0.75
 # The number of rounds without change after which a pre-copy is given up, and the maximum.
-PATIENCE_ROUNDS, MOST_ROUNDS = 40, 3000
+PATIENCE_ROUNDS, MOST_ROUNDS, MOST_S = 40, 3000, 7 * 86400.0
 SAME_WITHIN = 1e-3
 # Auto-converge: periods of at least 1 s; every second period in which more than half of the bytes
 # sent were dirtied raises the throttle.
@@ -34,6 +35,19 @@ PERIOD_S, HIGH_PART, FIRST_THROTTLE, MORE_THROTTLE, MOST_THROTTLE = 1.0, 0.5, 0.
 LEAST_PAGE_S = 5e-8
 # How long a throttled processor may run between two sleeps.
 TIMESLICE_S = 0.01
+
+
+class Held(NamedTuple):
+    """A switchover that is held back by who watches the migration, not by QEMU.
+
+    For `s` seconds on average after the first pass, unless fewer than `pages` are left by then.
+    """
+
+    s: float
+    pages: float
+
+
+NOT_HELD = Held(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +233,7 @@ def play_precopy(
     scenario: float = 0.0,
     most_throttle: float = 0.0,
     until_stalled: bool = False,
-    give_up_s: float = 7 * 86400.0,
+    held: Held = NOT_HELD,
 ) -> Played:
     """Simulate a pre-copy with the downtime limit `limit_s` for a guest that dirties by `load`.
 
@@ -236,10 +250,12 @@ def play_precopy(
     took_s, sent = first_pass(guest, times)
     course = _Course(load.between(0.0, took_s, 0.5 + scenario), took_s, took_s, sent)
     throttle.round_over(took_s, guest.total_pages, course.left)
-    gone = min(course.left, HELD_S / page_s)
+    soon = load.between(took_s, took_s + HELD_S, 0.5 + scenario)
+    held_s = HELD_S + (held.s if soon > held.pages else 0.0)
+    gone = min(course.left, held_s / page_s)
     course.sent_bytes += dirtied_bytes(guest, times, gone)
-    _held_round(course, load, gone, 0.5 + scenario)
-    while course.rounds < MOST_ROUNDS and course.took_s < give_up_s:
+    _held_round(course, load, gone, 0.5 + scenario, held_s)
+    while course.rounds < MOST_ROUNDS and course.took_s < MOST_S:
         course.bytes_by_round.append(round(course.left * PAGE_BYTES))
         if course.left <= threshold:
             return _played(course, throttle, guest, times, ends=True)
@@ -260,11 +276,11 @@ def play_precopy(
     return _played(course, throttle, guest, times, ends=False)
 
 
-def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> None:
-    """After the first pass: `gone` pages are sent until QEMU next recalculates the threshold."""
-    course.left += load.between(course.took_s, course.took_s + HELD_S, quantile) - gone
-    course.took_s += HELD_S
-    course.age_s += HELD_S
+def _held_round(course: _Course, load: Load, gone: float, quantile: float, held_s: float) -> None:
+    """After the first pass: `gone` pages are sent until the threshold is recalculated."""
+    course.left += load.between(course.took_s, course.took_s + held_s, quantile) - gone
+    course.took_s += held_s
+    course.age_s += held_s
 
 
 def _next_round(course: _Course, load: Load, gone: float, round_s: float, scenario: float) -> float:

@@ -2,17 +2,18 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from vmckpt.memory.dirty_pages import Mapping, populated, present
+from vmckpt.memory.dirty_pages import Mapping, mappings_of, populated, present
 from vmckpt.memory.private.backing import held_by_files
 from vmckpt.memory.private.process_memory import read_memory
 from vmckpt.memory.ram_file import PAGE_BYTES, Span, open_fd
 from vmckpt.memory.runs import union
 
+T = TypeVar("T")
 _SWAPS = Path("/proc/swaps")
 # Of a process (x86-64 with five levels of page tables).
 _END_OF_ADDRESSES = 1 << 56
@@ -74,3 +75,23 @@ def private_ram(pid: int, ram: GuestRam, ram_bytes: int | None) -> Iterator[Priv
         there = [(a - start, b - start) for a, b in populated(pagemap, Mapping(start, end, 0))]
         below = [(a - start, b - start) for a, b in held_by_files(pid, span)]
         yield PrivateRam(pid, pagemap, span, list(union(there, below)))
+
+
+@contextmanager
+def ram_of(
+    pid: int,
+    ram: GuestRam,
+    ram_bytes: int | None,
+    opened: Callable[[Path, int | None], AbstractContextManager[T]],
+) -> Iterator[tuple[T | PrivateRam, tuple[Mapping, ...]]]:
+    """The RAM's content, a file `opened` for it, and where it is in process `pid`, for the block.
+
+    Raises OSError, as `mappings_of` and `private_ram` do.
+    """
+    if ram.private or ram.file is None:
+        with private_ram(pid, ram, ram_bytes) as alone:
+            yield alone, (alone.mapping,)
+    else:
+        mappings = mappings_of(pid, ram.file, ram_bytes)
+        with opened(ram.file, ram_bytes) as shared:
+            yield shared, mappings

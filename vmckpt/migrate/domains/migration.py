@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from vmckpt.errors import (
     OperationFailedError,
     VmckptError,
 )
 from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.forecast.migrated_by import LIBVIRT
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
@@ -35,18 +38,23 @@ from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 
 
 async def migrate(
-    domain: Domain, destination: Host, options: MigrationOptions, emit: Emit
+    domain: Domain,
+    destination: Host,
+    options: MigrationOptions,
+    emit: Emit,
+    forecast: Mapping[str, Any] | None = None,
 ) -> MigrationReport:
     """Have libvirt move the running domain to `destination`; returns when it runs only there.
 
-    Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
-    BusyError, OperationFailedError or TimedOutError (undone: the domain is on the source),
-    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends
-    reported).
+    Every event goes to `emit` and into the run record, with the `forecast` made beforehand. Raises
+    RefusedError (nothing was changed), BusyError, OperationFailedError or TimedOutError (undone:
+    the domain is on the source), CancelledByUserError (likewise), VmLostError, OutcomeUnknownError
+    (says what both ends reported).
     """
     source, action = domain.host, f"migrate to {destination.name}"
+    request = request_of(domain.name, (source, destination), options) | {"driver": LIBVIRT.driver}
     async with (
-        recorded(request_of(domain.name, (source, destination), options), options, emit) as run,
+        recorded(request, options, emit, forecast=forecast) as run,
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, destination), action, run.id),
     ):
@@ -61,7 +69,9 @@ async def migrate(
                 stack.enter_async_context(libvirtd(source)),
             )
             route = checked.require(domain.name, destination.name)
-            request = build(checked.options, *route, checked.held_mib_per_s)
+            call = build(checked.options, *route, checked.held_mib_per_s)
+            request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
+            request["held_s"] = checked.held_s
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, destination, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
@@ -69,7 +79,7 @@ async def migrate(
             async with on_the_link(
                 source, destination, run.id, limit, run.note, in_turn=turns
             ) as link:
-                report = await migration.run((here, caller), request, link)
+                report = await migration.run((here, caller), call, link)
         return run.end(report, checked.checks)
 
 
@@ -124,7 +134,6 @@ class DomainMigration:
             if self._checked.options.in_turn:
                 self._begin("turn")
                 await link.my_turn()
-            self._begin("transfer")
             if self._domain.state == "running":
                 guest = self._domain.description.heartbeat_id
                 self._downtime.begin(guest, self._probe(source))
@@ -193,7 +202,7 @@ class DomainMigration:
             encryption=self._checked.encryption.scheme.value,
             outcome="completed",
             total_time_s=round(total_time_s, 4),
-            transfer_time_s=round(self._ended_s - self._began_s, 4),
+            transfer_time_s=round(transfer.took_s or self._ended_s - self._began_s, 4),
             downtime_ms=last.downtime_ms,
             guest_downtime_ms=guest_silence.downtime_ms,
             guest_silent_ms=guest_silence.silent_ms,

@@ -17,7 +17,7 @@ def figures(job: DomainJob) -> TransferFigures:
     )
 
 
-def progress(job: DomainJob, at_s: float, *, postcopy: bool) -> Progress:
+def progress(job: DomainJob, at_s: float, *, postcopy: bool, has_ended: bool = False) -> Progress:
     """The event; while disks are copied, with their figures. Pure."""
     if job.copies_disks:
         done = job.disk_total_bytes - job.disk_remaining_bytes
@@ -36,9 +36,10 @@ def progress(job: DomainJob, at_s: float, *, postcopy: bool) -> Progress:
             eta_s=eta_s(job.disk_remaining_bytes, job.disk_throughput_bytes_per_s, 0.0),
         )
     seen = figures(job)
+    status = "postcopy-active" if postcopy else "active" if job.round else "setup"
     return Progress(
         at_s=at_s,
-        status="postcopy-active" if postcopy else "active" if job.round else "setup",
+        status="completed" if has_ended else status,
         round=job.round,
         total_bytes=job.total_bytes,
         remaining_bytes=job.remaining_bytes,
@@ -49,4 +50,6 @@ def progress(job: DomainJob, at_s: float, *, postcopy: bool) -> Progress:
         throttle_percent=job.throttle_percent,
         postcopy_requests=job.postcopy_requests,
         eta_s=eta_s(job.remaining_bytes, job.throughput_bytes_per_s, seen.dirty_rate_bytes_per_s),
+        normal_pages=job.normal_pages,
+        zero_pages=job.zero_pages,
     )

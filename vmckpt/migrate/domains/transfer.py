@@ -12,7 +12,8 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     VmckptError,
 )
-from vmckpt.events.types import Emit, Note
+from vmckpt.events.record import FIGURES_MISSING
+from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.forecast.model.pilot import PrecopySample
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
@@ -21,21 +22,23 @@ from vmckpt.migrate.steps.steering import Steering, SteeringOrder, given_up, pil
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.options.policy import Act
 from vmckpt.options.reading import UNLIMITED_DOWNTIME_MS
-from vmckpt.preflight.domains.options import whole_mib
+from vmckpt.preflight.domains.options import SAMPLE_POSTCOPY_S, sample_s, whole_mib
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
-# Each query passes through libvirtd to the sending QEMU, and costs it and the destination time. So
-# query only as often as a display needs; more often if post-copy may come; and if it is to come at
-# once, so often that a query comes before the end of a small guest's first pass.
-SAMPLE_S, SAMPLE_POSTCOPY_S, SAMPLE_SOON_S = 0.5, 0.2, 0.05
+# Until memory is sent, when a query costs that nothing: when it begins is recorded.
+SAMPLE_BEFORE_S = 0.1
+# Its phases before that; "" is libvirt's own preparation.
+_BEFORE_MEMORY = ("", "mirror")
 # QEMU's own default, not set in libvirt.
 DEFAULT_DOWNTIME_MS = 300
 # With more, pre-copy could finish before post-copy can begin.
 POSTCOPY_DOWNTIME_MS = 1
 ABORT_EVERY_S = 2.0
+# How long after the call's end libvirt may report the job's final figures, in another session.
+FIGURES_S = 2.0
 # How long an aborted call may go without any sign of life.
 GIVE_UP_S = 60.0
 
@@ -44,7 +47,7 @@ class DomainTransfer:
     """One libvirt migration call, watched and steered by a session with the source's libvirtd.
 
     `last` are the latest figures; `postcopy`: whether the guest may have run on the destination
-    before its memory was there.
+    before its memory was there; `took_s`: how long its memory took, as far as libvirt showed it.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class DomainTransfer:
         self._clock, self._emit = clock, emit
         self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
+        self._phase, self._memory_began_s, self.took_s = "", self._began_s, 0.0
+        self._has_ended = False
         self._downtime_set = options.method is Method.STOP
         self.last = DomainJob(active=False)
         self.postcopy = False
@@ -77,9 +82,10 @@ class DomainTransfer:
 
     @property
     def _sample_s(self) -> float:
-        if self._options.method is Method.POSTCOPY and not self.postcopy:
-            return SAMPLE_SOON_S
-        return SAMPLE_POSTCOPY_S if self._options.may_postcopy else SAMPLE_S
+        given = sample_s(self._options)
+        if self.postcopy:
+            return max(given, SAMPLE_POSTCOPY_S)
+        return given if self.last.round else min(given, SAMPLE_BEFORE_S)
 
     async def run(self, request: MigrateCall, caller: Libvirtd) -> None:
         """Have libvirt migrate, in another session; returns when the domain has moved.
@@ -100,6 +106,7 @@ class DomainTransfer:
             await self._run(unheld(request), caller)
 
     async def _run(self, request: MigrateCall, caller: Libvirtd) -> None:
+        self._has_ended, self.took_s = False, 0.0
         async with self._source.ended_jobs(self._uuid) as jobs:
             call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(jobs))
@@ -116,8 +123,9 @@ class DomainTransfer:
                 watch.cancel()
                 await asyncio.wait({watch})
                 _failed(watch)
-            while not jobs.empty():
-                self.last = jobs.get_nowait()
+            self.took_s = self.took_s or time.monotonic() - self._memory_began_s
+            await self._await_figures(jobs)
+        self._emit(progress(self.last, self._clock(), postcopy=self.postcopy, has_ended=True))
 
     async def _watch(self, jobs: asyncio.Queue[DomainJob]) -> None:
         """Report and steer until all is sent; ends by cancellation or its error."""
@@ -127,8 +135,28 @@ class DomainTransfer:
                 await self._poll()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._sample_s):
-                    self.last = await jobs.get()
+                    self._end(await jobs.get())
                     return  # libvirt finishes the rest
+
+    async def _await_figures(self, jobs: asyncio.Queue[DomainJob]) -> None:
+        """The final figures; those of the last query would be wrong."""
+        try:
+            while not self._has_ended or not jobs.empty():
+                async with asyncio.timeout(min(FIGURES_S, self._patience_s)):
+                    self._end(await jobs.get())
+        except TimeoutError:
+            self.last = self.last._replace(downtime_ms=None)
+            why = f"libvirt did not report them within {FIGURES_S:g} s"
+            self._emit(Note(self._clock(), FIGURES_MISSING, f"the last figures are missing: {why}"))
+
+    def _end(self, job: DomainJob) -> None:
+        self._has_ended, self.last = True, job
+        self.took_s = self.took_s or time.monotonic() - self._memory_began_s
+
+    def _begin(self, phase: str) -> None:
+        if self._phase != phase:
+            self._phase = phase
+            self._emit(PhaseBegan(self._clock(), phase))
 
     async def _poll(self) -> None:
         job = await self._source.job(self._uuid)
@@ -137,8 +165,13 @@ class DomainTransfer:
         self.last = job
         self._steering.see(figures(job), held=self._hold is not None and self._hold.is_on)
         self._emit(progress(job, self._clock(), postcopy=self.postcopy))
+        if job.copies_disks:
+            self._begin("mirror")
         if job.round == 0:
             return  # disks are being copied, or it is being prepared
+        if self._phase in _BEFORE_MEMORY:
+            self._memory_began_s = time.monotonic()
+            self._begin("transfer")
         if not self.postcopy:
             await self._set_downtime(job)
         if not self.postcopy:
@@ -173,6 +206,11 @@ class DomainTransfer:
             downtime_ms = self._hold.give(downtime_ms)
         await self._source.set_max_downtime(self._uuid, downtime_ms)
 
+    async def _start_postcopy(self) -> None:
+        await self._source.start_postcopy(self._uuid)
+        self.postcopy = True
+        self._begin("drain")
+
     async def _stop_guest(self) -> None:
         self._hold, self._downtime_set = None, True
         await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
@@ -204,8 +242,7 @@ class DomainTransfer:
             case Act.RAISE_DOWNTIME:
                 await self._allow(decision.downtime_ms)
             case Act.POSTCOPY:
-                await self._source.start_postcopy(self._uuid)
-                self.postcopy = True
+                await self._start_postcopy()
             case Act.PAUSE:
                 self._pilot = None
                 await self._stop_guest()
@@ -222,8 +259,7 @@ class DomainTransfer:
         self._emit(Note(self._clock(), what.value, why))
         match what:
             case SteeringOrder.START_POSTCOPY:
-                await self._source.start_postcopy(self._uuid)
-                self.postcopy = True
+                await self._start_postcopy()
             case SteeringOrder.STOP_GUEST:
                 await self._stop_guest()
 

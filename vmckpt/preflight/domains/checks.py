@@ -23,7 +23,7 @@ from vmckpt.preflight.domains.certificates import (
 )
 from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.preflight.domains.link import find_link
-from vmckpt.preflight.domains.options import client_checks, option_checks
+from vmckpt.preflight.domains.options import client_checks, option_checks, sample_s
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask, refusal, require
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
@@ -93,6 +93,12 @@ class DomainPreflight(NamedTuple):
     encryption: Encryption = UNENCRYPTED
     known_to_target: bool = False
     held_mib_per_s: int = 0
+
+    @property
+    def held_s(self) -> float:
+        """How long QEMU is held back on average once all memory was sent: until the next query."""
+        is_held = self.held_mib_per_s and self.options.method is not Method.POSTCOPY
+        return sample_s(self.options) / 2 if is_held else 0.0
 
     def require(self, name: str, destination: str) -> tuple[Route, Contents]:
         """How it is migrated. Raises RefusedError naming every refusal."""

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 
-from vmckpt.options.migration import MigrationOptions
+from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
 from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
 from vmckpt.vm.domains.connection import client_knows
 
+# Each query passes through libvirtd to the sending QEMU, and costs it and the destination time. So
+# query only as often as a display needs; more often if post-copy may come; and if it is to come at
+# once, so often that a query comes before the end of a small guest's first pass.
+SAMPLE_S, SAMPLE_POSTCOPY_S, SAMPLE_SOON_S = 0.5, 0.2, 0.05
 # libvirt's client names for the options, from the version on that supports them.
 LEVEL = "VIR_MIGRATE_PARAM_COMPRESSION_{}_LEVEL"
 
@@ -69,3 +73,10 @@ def client_checks(options: MigrationOptions) -> Iterator[Finding]:
 def whole_mib(bandwidth_bytes_per_s: int) -> int:
     """In libvirt's unit: at most what was requested, but at least 1 MiB/s."""
     return max(1, bandwidth_bytes_per_s // MIB)
+
+
+def sample_s(options: MigrationOptions) -> float:
+    """How often libvirt is asked about a domain's migration while its memory is sent. Pure."""
+    if options.method is Method.POSTCOPY:
+        return SAMPLE_SOON_S
+    return SAMPLE_POSTCOPY_S if options.may_postcopy else SAMPLE_S

@@ -49,7 +49,7 @@ class Description(NamedTuple):
 
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
-    host.
+    host; `huge_pages`: its memory is in the host's pool of huge pages.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Description(NamedTuple):
     passed_through: tuple[str, ...]
     variables: Path | None
     has_tpm: bool
+    huge_pages: bool
     heartbeat_id: int | None
 
     @property
@@ -103,6 +104,7 @@ def parse_domain(xml: str) -> Description:
             passed_through=tuple(_passed_through(root)),
             variables=store.path if (store := variables_of(root)) else None,
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
+            huge_pages=root.find("memoryBacking/hugepages") is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
     except (ValueError, KeyError) as exc:

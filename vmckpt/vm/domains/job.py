@@ -10,7 +10,8 @@ class DomainJob(NamedTuple):
     """A domain's job at one moment (virDomainGetJobStats). Missing figures are zero.
 
     `downtime_ms` is QEMU's estimate while the job runs and QEMU's figure afterwards; None while
-    unknown. The disks' bytes are those of copied disks.
+    unknown. `normal_pages` and `zero_pages` were sent so far. The disks' bytes are those of copied
+    disks.
     """
 
     active: bool
@@ -23,6 +24,8 @@ class DomainJob(NamedTuple):
     throttle_percent: int = 0
     postcopy_requests: int = 0
     downtime_ms: int | None = None
+    normal_pages: int = 0
+    zero_pages: int = 0
     disk_total_bytes: int = 0
     disk_remaining_bytes: int = 0
     disk_throughput_bytes_per_s: float = 0.0
@@ -52,6 +55,8 @@ def parse_job(stats: Mapping[str, Any]) -> DomainJob:
         throttle_percent=number("auto_converge_throttle"),
         postcopy_requests=number("memory_postcopy_requests"),
         downtime_ms=number("downtime") if "downtime" in stats else None,
+        normal_pages=number("memory_normal"),
+        zero_pages=number("memory_constant"),
         disk_total_bytes=number("disk_total"),
         disk_remaining_bytes=number("disk_remaining"),
         disk_throughput_bytes_per_s=float(number("disk_bps")),

@@ -300,6 +300,12 @@ class Libvirtd(LibvirtConnection):
             ASK_TIMEOUT_S,
         )
 
+    async def processor_s(self, uuid: str) -> float:
+        """Processor time that the domain's QEMU has used."""
+        return await self._ask(
+            "report its processor time", lambda: float(self._domain(uuid).info()[4]) / 1e9
+        )
+
     async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
         """Have QEMU sample changed pages for 1 to 60 s."""
         await self._tell(
