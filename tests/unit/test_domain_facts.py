@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.domains.planned import Where, plan_copy, plan_itself
+from vmckpt.checkpoint.domains.planned import ImageLocations, plan_copy, plan_itself
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, DomainFacts, own_facts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.store.files.manifest import AreaFacts, Manifest
@@ -97,7 +97,7 @@ def test_only_libvirt_makes_its_machine_again() -> None:
         plan_itself(facts(domain=None))
 
 
-ELSEWHERE = Where(
+ELSEWHERE = ImageLocations(
     lambda _n, part, kind: Path("/new") / f"{part.target}.{kind}",
     lambda store: Path("/new") / f"nvram.{store.format}",
 )

@@ -25,7 +25,7 @@ from vmckpt.forecast.limits import limits
 from vmckpt.forecast.migrated_by import LIBVIRT, VMCKPT, migrated_by
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import MigrationLimits, TransferMode, forecast
-from vmckpt.forecast.model.rounds import HELD_S, Held
+from vmckpt.forecast.model.rounds import HELD_S, SwitchoverHold
 from vmckpt.forecast.planner import offer_of
 from vmckpt.forecast.subjects.domain import held
 from vmckpt.hosts.local import LocalHost
@@ -39,7 +39,7 @@ from vmckpt.vm.spec.spec import Placement
 
 pytestmark = pytest.mark.unit
 DOMAINS = {"driver": "libvirt", "vm": "dom"}
-HALF_A_SECOND = Held(0.5, 100.0)
+HALF_A_SECOND = SwitchoverHold(0.5, 100.0)
 
 
 def test_a_driver_names_the_program_that_migrates() -> None:

@@ -31,7 +31,7 @@ from vmckpt.forecast.model.rounds import (
     BATCH_BYTES,
     HELD_S,
     HELD_SPREAD_S,
-    Held,
+    SwitchoverHold,
     play_precopy,
     wire,
 )
@@ -72,7 +72,7 @@ LIMITS = st.builds(
     st.one_of(st.just(0.0), st.floats(1e6, 1e10)),
     st.integers(1, 8),
     st.floats(0.01, 0.99),
-    st.builds(Held, st.floats(0.0, 1.0), st.floats(0.0, 1e4)),
+    st.builds(SwitchoverHold, st.floats(0.0, 1.0), st.floats(0.0, 1e4)),
 )
 
 

@@ -142,13 +142,13 @@ def test_a_host_has_a_name_as_a_vm_has(state: Path) -> None:
         all_hosts()
 
 
-@pytest.mark.parametrize("name", ["a", "0", "web-1.prod_x", "x" * 40])
+@pytest.mark.parametrize("name", ["a", "0", "web-1.prod_x", "Win11", "x" * 40])
 def test_good_names_are_taken(name: str) -> None:
     assert check_name(name, "VM") == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "-a", ".a", "..", "_a", "A", "a/b", "a b", "a\n", "ä", "x" * 41, "a\0"]
+    "name", ["", "-a", ".a", "..", "_a", "a/b", "a b", "a\n", "ä", "x" * 41, "a\0"]
 )
 def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a name for a VM"):

@@ -6,7 +6,7 @@ from vmckpt.forecast.migrated_by import VMCKPT, MigratedBy
 from vmckpt.forecast.model.choose import Intent
 from vmckpt.forecast.model.forecast import MigrationLimits, TransferMode
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.model.rounds import NOT_HELD, Held
+from vmckpt.forecast.model.rounds import NOT_HELD, SwitchoverHold
 from vmckpt.options.migration import DEFAULT_CHANNELS, USUAL_DOWNTIME_MS, MigrationOptions
 from vmckpt.options.policy import Act, Policy, PolicyRule
 from vmckpt.qemu.abilities import auto_converge
@@ -20,7 +20,7 @@ STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
 
 def limits(
-    meant: MigrationOptions, by: MigratedBy = VMCKPT, held: Held = NOT_HELD
+    meant: MigrationOptions, by: MigratedBy = VMCKPT, held: SwitchoverHold = NOT_HELD
 ) -> MigrationLimits:
     """The limits that QEMU will be given, by that program."""
     if not by.throttles:

@@ -43,7 +43,7 @@ from vmckpt.forecast.model.forecast import (
 )
 from vmckpt.forecast.model.guest import Guest
 from vmckpt.forecast.model.link import LinkModel
-from vmckpt.forecast.model.rounds import NOT_HELD, Held
+from vmckpt.forecast.model.rounds import NOT_HELD, SwitchoverHold
 from vmckpt.forecast.subjects.subject import Subject
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import runs_dir
@@ -149,7 +149,7 @@ class MethodCandidate(NamedTuple):
     closed: str = ""
     unknown: str = ""
     by: MigratedBy = VMCKPT
-    held: Held = NOT_HELD
+    held: SwitchoverHold = NOT_HELD
 
     def limits(self, meant: MigrationOptions) -> MigrationLimits:
         """The limits of its migration with these options."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
-from vmckpt.checkpoint.domains.planned import PlannedDomain, Where, plan_itself
+from vmckpt.checkpoint.domains.planned import ImageLocations, PlannedDomain, plan_itself
 from vmckpt.checkpoint.domains.save_image import variables_bytes, write_save_image
 from vmckpt.checkpoint.facts import usable_facts
 from vmckpt.errors import RefusedError, StorageError
@@ -114,8 +114,8 @@ def _export(
     )
 
 
-def _inside(directory: Path) -> Where:
-    return Where(
+def _inside(directory: Path) -> ImageLocations:
+    return ImageLocations(
         lambda _number, part, kind: directory / f"{part.target}.{kind}",
         lambda store: directory / f"{VARIABLES}.{store.format}",
     )

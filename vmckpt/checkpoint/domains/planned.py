@@ -17,7 +17,7 @@ from vmckpt.vm.domains.rewritten import VARIABLES, DomainIdentity, as_copy, with
 IMAGES = Path("/var/lib/libvirt/images")
 
 
-class Where(NamedTuple):
+class ImageLocations(NamedTuple):
     """Where images are to be: a disk's by its number, the disk and its format; that of the UEFI
     variable store by what it is now.
     """
@@ -26,7 +26,7 @@ class Where(NamedTuple):
     variables: Callable[[ImageFile], Path]
 
 
-THERE = Where(lambda _number, part, _kind: part.path, lambda store: store.path)
+THERE = ImageLocations(lambda _number, part, _kind: part.path, lambda store: store.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def domain_of(facts: CheckpointFacts) -> DomainFacts:
     return facts.domain
 
 
-def plan_itself(facts: CheckpointFacts, where: Where = THERE) -> PlannedDomain:
+def plan_itself(facts: CheckpointFacts, where: ImageLocations = THERE) -> PlannedDomain:
     """The domain itself, its images where they were, or elsewhere."""
     domain = domain_of(facts)
     disks = _disks(facts, domain, where)
@@ -96,7 +96,9 @@ def plan_copy(
         folder = IMAGES if part.path.is_relative_to("/dev") else part.path.parent
         return folder / f"{name}-{number}.{kind}"
 
-    where = Where(beside, lambda store: store.path.with_name(f"{name}_VARS{store.path.suffix}"))
+    where = ImageLocations(
+        beside, lambda store: store.path.with_name(f"{name}_VARS{store.path.suffix}")
+    )
     disks = _disks(facts, domain, where)
     known = {part.target for part in parts_of(domain.xml).disks}
     later = parts_of(domain.definition).disks if domain.definition else ()
@@ -126,12 +128,14 @@ def _planned(
     return PlannedDomain(name, new_uuid, xml, definition, disks, variables)
 
 
-def _variables(domain: DomainFacts, where: Where) -> ImageFile | None:
+def _variables(domain: DomainFacts, where: ImageLocations) -> ImageFile | None:
     store = parts_of(domain.xml).variables
     return store and store._replace(path=where.variables(store))
 
 
-def _disks(facts: CheckpointFacts, domain: DomainFacts, where: Where) -> tuple[DomainDiskPlan, ...]:
+def _disks(
+    facts: CheckpointFacts, domain: DomainFacts, where: ImageLocations
+) -> tuple[DomainDiskPlan, ...]:
     """Those that the checkpoint has the content of; others keep the image that they had.
 
     Raises RefusedError: its disks are not those of its XML; NotFoundError.

@@ -18,9 +18,9 @@ from vmckpt.forecast.model.rounds import (
     MOST_THROTTLE,
     NOT_HELD,
     TIMESLICE_S,
-    Held,
     PageTimes,
     Played,
+    SwitchoverHold,
     dirtied_bytes,
     dirtied_s,
     first_pass,
@@ -80,7 +80,7 @@ class MigrationLimits(NamedTuple):
     bandwidth_bytes_per_s: float = 0.0
     channels: int = 2
     most_throttle: float = MOST_THROTTLE
-    held: Held = NOT_HELD
+    held: SwitchoverHold = NOT_HELD
 
 
 @dataclass(frozen=True, slots=True)

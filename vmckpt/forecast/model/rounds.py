@@ -37,7 +37,7 @@ LEAST_PAGE_S = 5e-8
 TIMESLICE_S = 0.01
 
 
-class Held(NamedTuple):
+class SwitchoverHold(NamedTuple):
     """A switchover that is held back by who watches the migration, not by QEMU.
 
     For `s` seconds on average after the first pass, unless fewer than `pages` are left by then.
@@ -47,7 +47,7 @@ class Held(NamedTuple):
     pages: float
 
 
-NOT_HELD = Held(0.0, 0.0)
+NOT_HELD = SwitchoverHold(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def play_precopy(
     scenario: float = 0.0,
     most_throttle: float = 0.0,
     until_stalled: bool = False,
-    held: Held = NOT_HELD,
+    held: SwitchoverHold = NOT_HELD,
 ) -> Played:
     """Simulate a pre-copy with the downtime limit `limit_s` for a guest that dirties by `load`.
 

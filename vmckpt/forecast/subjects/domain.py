@@ -3,7 +3,7 @@
 from vmckpt.forecast.measure.domains import MeasuredDomain
 from vmckpt.forecast.migrated_by import LIBVIRT, MigratedBy
 from vmckpt.forecast.model.guest import PAGE_BYTES
-from vmckpt.forecast.model.rounds import Held
+from vmckpt.forecast.model.rounds import SwitchoverHold
 from vmckpt.forecast.subjects.subject import CheckedMethod
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import USUAL_DOWNTIME_MS, MigrationOptions
@@ -52,13 +52,13 @@ class DomainSubject(MeasuredDomain):
         return None
 
 
-def held(found: DomainPreflight) -> Held:
+def held(found: DomainPreflight) -> SwitchoverHold:
     """How a domain is held back, at the downtime limit that QEMU has by itself. Pure."""
     least_bytes = found.held_mib_per_s * MIB * USUAL_DOWNTIME_MS / 1e3
-    return Held(found.held_s, least_bytes / PAGE_BYTES)
+    return SwitchoverHold(found.held_s, least_bytes / PAGE_BYTES)
 
 
-def usually_held(memory_bytes: int, options: MigrationOptions) -> Held:
+def usually_held(memory_bytes: int, options: MigrationOptions) -> SwitchoverHold:
     """The same for a domain of that size, where both libvirts and QEMU are new enough. Pure."""
     found = DomainPreflight((), options, held_mib_per_s=held_mib_per_s(memory_bytes))
     return held(found)

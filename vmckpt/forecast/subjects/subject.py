@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 from vmckpt.forecast.measure.dirty_rate import Measurable
 from vmckpt.forecast.migrated_by import MigratedBy
-from vmckpt.forecast.model.rounds import NOT_HELD, Held
+from vmckpt.forecast.model.rounds import NOT_HELD, SwitchoverHold
 from vmckpt.hosts.host import Host
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import Finding
@@ -19,7 +19,7 @@ class CheckedMethod(NamedTuple):
     checks: tuple[Finding, ...]
     is_encrypted: bool
     copied_bytes: int
-    held: Held = NOT_HELD
+    held: SwitchoverHold = NOT_HELD
 
 
 class Subject(Measurable, Protocol):
