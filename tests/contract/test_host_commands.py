@@ -89,7 +89,7 @@ def test_a_host_is_added_with_what_it_says_of_itself(operator: Operator, tmp_pat
     ("words", "code"),
     [
         (("a", "ssh://root@127.0.0.1:1"), 6),
-        (("A", "ssh://root@127.0.0.1"), 2),
+        (("a b", "ssh://root@127.0.0.1"), 2),
         (("local", "ssh://root@127.0.0.1"), 4),
         (("a", "http://127.0.0.1"), 2),
     ],
