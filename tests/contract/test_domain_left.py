@@ -28,7 +28,7 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.domains import inventory
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.job import DomainJob

@@ -17,7 +17,7 @@ from vmckpt.options.migration import AtTarget, MigrationOptions
 from vmckpt.preflight.domains.checks import Contents, DomainPreflight, Route
 from vmckpt.preflight.domains.left_behind import left_behind
 from vmckpt.preflight.finding import OK, REFUSE, Finding
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain

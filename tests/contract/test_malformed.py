@@ -41,7 +41,7 @@ from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.replicate.wire import messages
 from vmckpt.store.files.config import new_config, parse_config
 from vmckpt.store.files.manifest import Manifest
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.definition.description import parse_domain
 
 pytestmark = pytest.mark.contract
 

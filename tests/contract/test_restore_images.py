@@ -54,6 +54,11 @@ def source(host: LocalHost) -> CheckpointSource:
     return CheckpointSource(location, one.id, known=digest(one), is_foreign=False)
 
 
+def two_forks(asked: CheckpointSource) -> ForkOptions:
+    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
+    return replace(wish, known=asked.known, is_foreign=False)
+
+
 def restored(host: LocalHost, wish: RestoreOptions) -> None:
     asyncio.run(restores.restore(host, source(host), wish, lambda _: None))
 
@@ -277,8 +282,7 @@ def test_names_of_forks_are_theirs_while_what_they_share_is_loaded(
     all_fits(monkeypatch, forks, lambda: None)
     no_qemu(monkeypatch, forks)
     asked = source(host)
-    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
-    wish = replace(wish, known=asked.known, is_foreign=False)
+    wish = two_forks(asked)
     stream, seen = Area.stream, list[str]()
 
     def watched(area: Area) -> Iterator[Chunks]:
@@ -298,8 +302,7 @@ def test_a_name_in_use_fails_its_fork_alone(
     all_fits(monkeypatch, forks, lambda: None)
     no_qemu(monkeypatch, forks)
     asked = source(host)
-    wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False, overcommit=True)
-    wish = replace(wish, known=asked.known, is_foreign=False)
+    wish = two_forks(asked)
 
     async def forked() -> list[Forked]:
         lock = lock_path(host.state_dir, "web-fork-1")

@@ -182,6 +182,15 @@ def test_a_guest_that_was_paused_stays_so_when_its_restore_fails(
     assert guest.run == ("paused" if was_paused else "running")
 
 
+async def paused_guest(tmp_path: Path) -> tuple[Guest, Vm]:
+    guest = Guest("paused", "none")
+    host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
+    await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
+    vm = await read_vm(host, "web")
+    assert vm is not None
+    return guest, vm
+
+
 @pytest.mark.parametrize("was_paused", [False, True])
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_guest_that_was_paused_stays_so_when_its_restore_was_killed(
@@ -193,11 +202,7 @@ def test_a_guest_that_was_paused_stays_so_when_its_restore_was_killed(
         return None
 
     async def recovered() -> Guest:
-        guest = Guest("paused", "none")
-        host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
-        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
-        vm = await read_vm(host, "web")
-        assert vm is not None
+        guest, vm = await paused_guest(tmp_path)
         new = vm if committed else vm._replace(qemu=Qemu(vm.directory.qemu("89abcdef"),
               ProcessId(1, 2), PLATFORM))  # fmt: skip
         await write_down(new, making(new, was_paused=was_paused))
@@ -214,11 +219,7 @@ def test_a_guest_that_was_paused_since_a_checkpoint_ended_stays_so(tmp_path: Pat
     """Another command had seen that checkpoint, and then that nothing held the VM any longer."""
 
     async def recovered() -> Guest:
-        guest = Guest("paused", "none")
-        host = Scripted("a", tmp_path, "127.0.0.1", guest=guest)
-        await make_home(LocalHost("a", tmp_path, "127.0.0.1"), "01234567")
-        vm = await read_vm(host, "web")
-        assert vm is not None
+        guest, vm = await paused_guest(tmp_path)
         await recover(vm)
         return guest
 

@@ -6,7 +6,12 @@ import pytest
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.argv import Platform, qemu_argv
-from vmckpt.vm.domains.description import Description, DomainInterface, parse_domain, parse_xml
+from vmckpt.vm.domains.definition.description import (
+    Description,
+    DomainInterface,
+    parse_domain,
+    parse_xml,
+)
 from vmckpt.vm.imported.described import described_domain
 from vmckpt.vm.paths import VmDir
 from vmckpt.vm.spec.spec import Spec, parse_spec

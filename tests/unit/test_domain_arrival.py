@@ -8,7 +8,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.options.migration import AtTarget
 from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.preflight.finding import REFUSE, WARN
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.replies import DomainInfo

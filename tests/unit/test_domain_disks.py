@@ -3,7 +3,7 @@
 import pytest
 
 from vmckpt.preflight.domains.disks import may_vouch, strange
-from vmckpt.vm.domains.description import DomainDisk, parse_domain
+from vmckpt.vm.domains.definition.description import DomainDisk, parse_domain
 
 pytestmark = pytest.mark.unit
 _DOMAIN = """<domain type='qemu'><name>web</name><os><type>hvm</type></os><devices>

@@ -10,8 +10,8 @@ from vmckpt.checkpoint.domains.planned import ImageLocations, plan_copy, plan_it
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, DomainFacts, own_facts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.store.files.manifest import AreaFacts, Manifest
-from vmckpt.vm.domains.description import ImageFile
-from vmckpt.vm.domains.parts import parts_of
+from vmckpt.vm.domains.definition.description import ImageFile
+from vmckpt.vm.domains.definition.parts import parts_of
 
 pytestmark = pytest.mark.unit
 UUID = "11111111-1111-1111-1111-111111111111"

@@ -8,9 +8,9 @@ import pytest
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.preflight.domains.capture import described
 from vmckpt.preflight.finding import Verdict
-from vmckpt.vm.domains.description import ImageFile
-from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import DomainIdentity, as_copy, with_images
+from vmckpt.vm.domains.definition.description import ImageFile
+from vmckpt.vm.domains.definition.parts import DomainPart, parts_of
+from vmckpt.vm.domains.definition.rewritten import DomainIdentity, as_copy, with_images
 
 pytestmark = pytest.mark.unit
 DOMAIN = """\

@@ -11,7 +11,7 @@ import pytest
 from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains import inventory
-from vmckpt.vm.domains.description import MOST_CHARS, parse_domain
+from vmckpt.vm.domains.definition.description import MOST_CHARS, parse_domain
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.replies import DomainInfo
 

@@ -6,7 +6,7 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.domains.description import DomainInterface, parse_domain
+from vmckpt.vm.domains.definition.description import DomainInterface, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain, choose
 from vmckpt.vm.domains.replies import DomainInfo

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.domains.description import parse_xml, unreadable
+from vmckpt.vm.domains.definition.description import parse_xml, unreadable
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
 from vmckpt.vm.domains.libvirtd import Libvirtd

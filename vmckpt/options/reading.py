@@ -81,7 +81,7 @@ def cache_bytes(text: str) -> int:
 
 def domain_xml(file: Path) -> str:
     """The text of a file that describes a domain."""
-    from vmckpt.vm.domains.description import parse_domain
+    from vmckpt.vm.domains.definition.description import parse_domain
 
     try:
         text = file.read_text()

@@ -19,7 +19,7 @@ from vmckpt.checkpoint.facts import usable_facts
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.sequence.in_thread import until_cancelled
 from vmckpt.store.store import Store
-from vmckpt.vm.domains.rewritten import VARIABLES
+from vmckpt.vm.domains.definition.rewritten import VARIABLES
 
 IMAGE, DEFINITION = "memory.save", "domain.xml"
 LIBVIRT_SAVE = "libvirt-save"

@@ -18,9 +18,9 @@ from vmckpt.preflight.domains.capture import described
 from vmckpt.preflight.finding import require
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.sealing.keys import KeySource
+from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.monitor import TAINT
-from vmckpt.vm.domains.parts import parts_of
 
 TAINTED = (
     f"libvirt marks it as tainted ({TAINT}) until it is off, because vmckpt uses its QEMU's monitor"

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from vmckpt.checkpoint.facts import CheckpointFacts, DomainFacts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.domains.description import ImageFile, parse_domain
-from vmckpt.vm.domains.parts import DomainPart, parts_of
-from vmckpt.vm.domains.rewritten import VARIABLES, DomainIdentity, as_copy, with_images
+from vmckpt.vm.domains.definition.description import ImageFile, parse_domain
+from vmckpt.vm.domains.definition.parts import DomainPart, parts_of
+from vmckpt.vm.domains.definition.rewritten import VARIABLES, DomainIdentity, as_copy, with_images
 
 # libvirt's own, for copies of block devices.
 IMAGES = Path("/var/lib/libvirt/images")

@@ -50,10 +50,10 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.domains.description import ImageFile
+from vmckpt.vm.domains.definition.description import ImageFile
+from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.parts import parts_of
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.inventory import homes

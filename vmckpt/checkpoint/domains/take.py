@@ -37,10 +37,10 @@ from vmckpt.preflight.finding import ask, require
 from vmckpt.qemu.relayed import RelayedMonitor
 from vmckpt.sequence.steps import finish
 from vmckpt.store.open import Access
+from vmckpt.vm.domains.definition.parts import Parts, parts_of
 from vmckpt.vm.domains.inventory import Domain, held_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.monitor import domain_monitor
-from vmckpt.vm.domains.parts import Parts, parts_of
 from vmckpt.vm.domains.running import as_vm, domain_dir
 
 

@@ -7,7 +7,7 @@ from shlex import quote
 
 from vmckpt.options.migration import AtTarget
 from vmckpt.preflight.finding import REFUSE, WARN, Finding
-from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.inventory import Domain
 
 

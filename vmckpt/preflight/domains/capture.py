@@ -9,7 +9,7 @@ from vmckpt.preflight import capture
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.vm.domains.parts import Parts
+from vmckpt.vm.domains.definition.parts import Parts
 from vmckpt.vm.domains.running import unfit_name
 from vmckpt.vm.inventory import Vm
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
-from vmckpt.vm.domains.description import parse_xml
+from vmckpt.vm.domains.definition.description import parse_xml
 
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 # Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.

@@ -7,7 +7,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
-from vmckpt.vm.domains.description import DomainInterface, parse_xml
+from vmckpt.vm.domains.definition.description import DomainInterface, parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd

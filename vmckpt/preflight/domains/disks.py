@@ -8,7 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import DiskObstacle, DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.vm.domains.description import DomainDisk
+from vmckpt.vm.domains.definition.description import DomainDisk
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.spec.spec import Disk

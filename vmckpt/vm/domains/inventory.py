@@ -8,7 +8,7 @@ from shlex import quote
 from vmckpt.errors import BusyError, RefusedError, UsageError
 from vmckpt.hosts.every import Answers, Unread, ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.vm.domains.description import Description, parse_domain
+from vmckpt.vm.domains.definition.description import Description, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.replies import DomainInfo

@@ -11,8 +11,8 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import MIB
 from vmckpt.vm.adopted.inspect import process_behind
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.domains.definition.parts import Parts
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.parts import Parts
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, VmDir
 from vmckpt.vm.spec.spec import Disk, Nic, Placement, Spec

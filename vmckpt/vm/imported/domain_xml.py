@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.adopted import holes
-from vmckpt.vm.domains.description import parse_xml
+from vmckpt.vm.domains.definition.description import parse_xml
 from vmckpt.vm.imported.described import described_domain
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.spec.spec import Disk

@@ -12,7 +12,7 @@ from vmckpt.units import counted
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.create import create_vm, name_lock, new_name
-from vmckpt.vm.domains.description import Description, parse_domain
+from vmckpt.vm.domains.definition.description import Description, parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from vmckpt.vm.domains.description import ImageFile, parse_xml, variables_of
+from vmckpt.vm.domains.definition.description import ImageFile, parse_xml, variables_of
 
 FORMATS = ("qcow2", "raw")
 # Their memory is read and tracked like RAM, and restored with it.

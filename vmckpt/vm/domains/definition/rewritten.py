@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.domains.description import ImageFile, parse_xml, variables_of
+from vmckpt.vm.domains.definition.description import ImageFile, parse_xml, variables_of
 
 # Prefixes that people know; libvirt goes by the URIs.
 for _prefix, _uri in (
