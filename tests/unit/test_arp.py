@@ -56,13 +56,13 @@ def figures(probes_ms: range, *answers_ms: int) -> EchoFigures:
 
 
 def test_a_guest_that_answers_each_probe_is_never_silent() -> None:
-    assert figures(range(0, 100, 5), *range(1, 100, 5)) == (20, 0, 1.0, 0.0)
+    assert figures(range(0, 100, 5), *range(1, 100, 5)) == (20, 0, 1.0, 0.0, 0.0)
 
 
 def test_a_silence_begins_with_the_first_probe_that_was_not_answered() -> None:
     early, late = range(1, 50, 5), range(81, 100, 5)
     # The probe at 50 ms is the first without an answer; the one at 80 ms is answered at 81 ms.
-    assert figures(range(0, 100, 5), *early, *late) == (14, 6, 31.0, 31.0)
+    assert figures(range(0, 100, 5), *early, *late) == (14, 6, 31.0, 31.0, 5.0)
 
 
 def test_a_sender_that_was_delayed_is_no_silence_of_the_guest() -> None:
@@ -70,11 +70,11 @@ def test_a_sender_that_was_delayed_is_no_silence_of_the_guest() -> None:
     for at_ms in (0, 5, 200, 205):
         echoes.sent(at_ms * MS)
         echoes.heard((at_ms + 1) * MS)
-    assert echoes.figures(210 * MS) == (4, 0, 1.0, 0.0)
+    assert echoes.figures(210 * MS) == (4, 0, 1.0, 0.0, 0.0)
 
 
 def test_a_guest_that_never_answers_again_is_silent_until_the_end() -> None:
-    assert figures(range(0, 100, 5), 1) == (1, 19, 95.0, 95.0)
+    assert figures(range(0, 100, 5), 1) == (1, 19, 95.0, 95.0, 5.0)
 
 
 @given(st.lists(st.integers(0, 300), max_size=80))
@@ -83,3 +83,14 @@ def test_no_answer_is_counted_twice_and_no_probe_is_forgotten(answers_ms: list[i
     assert found.received + found.lost == 60
     assert found.longest_gap_ms >= 0
     assert found.silent_ms <= 300
+
+
+def test_a_sender_that_was_delayed_says_how_much_may_be_missing() -> None:
+    """The guest may have been silent since its last answer."""
+    echoes = Echoes()
+    for at_ms in (0, 5, 40):
+        echoes.sent(at_ms * MS)
+        if at_ms < 40:
+            echoes.heard((at_ms + 1) * MS)
+    echoes.heard(60 * MS)
+    assert echoes.figures(60 * MS) == (3, 0, 20.0, 0.0, 35.0)

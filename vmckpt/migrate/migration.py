@@ -496,4 +496,5 @@ class Migration:
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,
             guest_downtime_by=guest_silence.by,
+            guest_downtime_too_short_ms=guest_silence.too_short_ms,
         )

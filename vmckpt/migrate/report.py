@@ -9,7 +9,8 @@ class MigrationReport:
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
     from outside, `guest_silent_ms` the sum of silences over 20 ms, `guest_downtime_by` how: by its
-    "heartbeats", or by "arp" probes every 5 ms from its source; None if neither was possible.
+    "heartbeats", or by "arp" probes every 5 ms from its source; None if neither was possible. With
+    these it is too short by at most `guest_downtime_too_short_ms`.
     `encryption` is "x509", "psk" or "off"; `channels` is the number that memory was sent over.
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the destination.
     `device_bytes` is the content of passed-through devices, saved in `device_out_s`;
@@ -40,3 +41,4 @@ class MigrationReport:
     device_out_s: float = 0.0
     device_back_s: float = 0.0
     guest_downtime_by: str | None = None
+    guest_downtime_too_short_ms: float | None = None

@@ -32,12 +32,16 @@ _SO_TIMESTAMPNS = 35
 
 
 class EchoFigures(NamedTuple):
-    """Answers counted, unanswered probes, the longest silence and the sum of those over 20 ms."""
+    """Answers counted, unanswered probes, the longest silence and the sum of those over 20 ms.
+
+    `too_short_ms`: by how much the longest one may be too short.
+    """
 
     received: int
     lost: int
     longest_gap_ms: float
     silent_ms: float
+    too_short_ms: float
 
 
 @dataclass(slots=True)
@@ -46,14 +50,16 @@ class Echoes:
 
     A silence begins with the first probe after an answer, not with that answer: what delays the
     sender is not counted. It is too long by at most the time of an answer, too short by at most the
-    time between two probes.
+    time between that probe and the one before: EVERY_S, or more on a busy host.
     """
 
     received: int = 0
     lost: int = 0
     longest_ns: int = 0
     silent_ns: int = 0
+    too_short_ns: int = 0
     waiting: list[int] = field(default_factory=list)
+    answered: int | None = None
 
     def sent(self, at_ns: int) -> None:
         """A probe was sent."""
@@ -66,6 +72,7 @@ class Echoes:
         self.received += 1
         self.lost += len(self.waiting) - 1
         self._ended(at_ns)
+        self.answered = self.waiting[-1]
         self.waiting.clear()
 
     def figures(self, until_ns: int) -> EchoFigures:
@@ -73,11 +80,15 @@ class Echoes:
         if self.waiting:
             self.lost += len(self.waiting)
             self._ended(until_ns)
-        return EchoFigures(self.received, self.lost, self.longest_ns / 1e6, self.silent_ns / 1e6)
+        in_ms = (self.longest_ns / 1e6, self.silent_ns / 1e6, self.too_short_ns / 1e6)
+        return EchoFigures(self.received, self.lost, *in_ms)
 
     def _ended(self, at_ns: int) -> None:
         gap_ns = max(at_ns - self.waiting[0], 0)
-        self.longest_ns = max(self.longest_ns, gap_ns)
+        if gap_ns > self.longest_ns:
+            self.longest_ns = gap_ns
+            before = self.waiting[0] if self.answered is None else self.answered
+            self.too_short_ns = self.waiting[0] - before
         if gap_ns > LONG_NS:
             self.silent_ns += gap_ns
 

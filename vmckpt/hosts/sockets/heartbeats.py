@@ -12,13 +12,17 @@ from vmckpt.hosts.host import Host
 
 
 class Silence(NamedTuple):
-    """Heartbeats of one guest that arrived in a window of this machine's monotonic clock."""
+    """Heartbeats of one guest that arrived in a window of this machine's monotonic clock.
+
+    `too_short_ms`: by how much the longest gap may be too short, if that is known.
+    """
 
     received: int
     lost: int
     longest_gap_ms: float
     silent_ms: float
     last_ns: int
+    too_short_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,7 @@ class DomainMigration:
             run_record="",
             channels=options.requested_channels or 1,
             guest_downtime_by=guest_silence.by,
+            guest_downtime_too_short_ms=guest_silence.too_short_ms,
         )
 
     async def _probe(self, session: Libvirtd) -> Echo | None:

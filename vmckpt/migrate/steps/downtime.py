@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 
 class Heard(NamedTuple):
-    """A guest's longest silence, the sum of those over 20 ms, and how they were heard, if so."""
+    """A guest's longest silence, the sum of those over 20 ms, and how they were heard, if so.
+
+    `too_short_ms`: by how much the longest one may be too short, if that is known.
+    """
 
     downtime_ms: float | None = None
     silent_ms: float | None = None
     heartbeats_lost: int | None = None
     by: str | None = None
+    too_short_ms: float | None = None
 
 
 class GuestDowntime:
@@ -75,4 +79,4 @@ class GuestDowntime:
 def _by(how: str, found: Silence | None, heartbeats_lost: int | None = None) -> Heard:
     if found is None:
         return Heard()
-    return Heard(found.longest_gap_ms, found.silent_ms, heartbeats_lost, how)
+    return Heard(found.longest_gap_ms, found.silent_ms, heartbeats_lost, how, found.too_short_ms)

@@ -48,6 +48,7 @@ class _ProbeOutput:
     lost: int = 0
     longest_gap_ms: float = 0.0
     silent_ms: float = 0.0
+    too_short_ms: float = 0.0
     why: str = ""
 
 
@@ -79,7 +80,14 @@ class Echo:
             raise OperationFailedError(
                 f"nothing was seen of it from {self.host.name}", why=reply.why, remedy="none"
             )
-        return Silence(reply.received, reply.lost, reply.longest_gap_ms, reply.silent_ms, 0)
+        return Silence(
+            reply.received,
+            reply.lost,
+            reply.longest_gap_ms,
+            reply.silent_ms,
+            last_ns=0,
+            too_short_ms=reply.too_short_ms,
+        )
 
 
 async def begin(
