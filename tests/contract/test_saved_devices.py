@@ -90,7 +90,7 @@ def test_the_head_is_learned_once_and_forgotten_at_a_reset() -> None:
             await learn(saved, MIGRATED)
             assert saved.is_known()
             assert await saved.save() == devices(b"running") + DESCRIPTION
-            assert saved.head() == HEAD
+            assert await saved.head() == HEAD
             await monitor.tell("system_reset")
             await asyncio.sleep(0)
             assert not saved.is_known()

@@ -264,7 +264,7 @@ class Capture:
                     began_s, at_stop, steps, also, first, resume_guest=resume_guest
                 )
                 paused_s = time.perf_counter() - began_s
-            head = self._devices.head()
+            head = await self._devices.head()
         except BaseException as exc:
             await finish(self._let_run_after(exc))
             raise
@@ -308,6 +308,7 @@ class Capture:
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._tracker.copy(spans))
             self._devices.take_memory()
+            await self._devices.list_memory()
             copied_s = time.perf_counter()
             if resume_guest:
                 rest.append(asyncio.ensure_future(self.resume()))

@@ -56,7 +56,6 @@ class Devices:
     ) -> None:
         self._monitor, self._path = monitor, f"/dev/fdset/{fdset}"
         self._fd, self._writer = fds
-        self._blocks: Sequence[RamBlock] = ()
         self._head = head
         self.is_known, self.can_be_learned = head.is_known, head.can_be_learned
         self.take_memory = head.take
@@ -67,20 +66,28 @@ class Devices:
         Raises as `Monitor.tell` does, OperationFailedError: it is larger than any.
         """
         os.lseek(self._writer, 0, os.SEEK_SET)
-        self._blocks, _ = await asyncio.gather(
-            device_state.query_ram_blocks(self._monitor),
-            device_state.save_devices(self._monitor, self._path),
-        )
+        await device_state.save_devices(self._monitor, self._path)
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
         require_bounded(self._monitor, length)
         return os.pread(self._fd, length, 0)[HEAD_BYTES:] + NO_DESCRIPTION
 
-    def head(self) -> bytes:
+    async def list_memory(self) -> None:
+        """In the pause, after `take_memory`: have QEMU list its memory, if that may have changed.
+
+        Raises as `head` does.
+        """
+        if self._head.needs_list():
+            self._head.list_blocks(await device_state.query_ram_blocks(self._monitor))
+
+    async def head(self) -> bytes:
         """What precedes the state that was saved last; an unchanged one is the same object.
 
-        Raises OperationFailedError: the VM's memory is not what it was.
+        The VM may run again. Raises as `Monitor.ask` does, OperationFailedError: the VM has got
+        other memory.
         """
-        return self._head.content(self._blocks)
+        if self._head.follows_blocks:
+            self._head.require_same(await device_state.query_ram_blocks(self._monitor))
+        return self._head.content()
 
     async def learn(self, migrated: bytes, saved: "asyncio.Future[bytes]") -> None:
         """Learn the head from the `migrated` state and the `saved` one of the same pause.

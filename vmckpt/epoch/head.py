@@ -38,7 +38,11 @@ _END_OF_ADDRESSES = 1 << 56
 
 
 class Head(Protocol):
-    """The head of one VM's stream."""
+    """The head of one VM's stream. `follows_blocks`: it is made of the blocks that QEMU lists."""
+
+    @property
+    def follows_blocks(self) -> bool:
+        """See the class."""
 
     def is_known(self) -> bool:
         """Whether the next epoch has it, so that its devices need not be migrated."""
@@ -55,14 +59,23 @@ class Head(Protocol):
         While the VM runs, copies may be torn: what is written meanwhile is copied the next time.
         """
 
-    def content(self, blocks: Sequence[RamBlock]) -> bytes:
-        """It, as of the last `take`; the same object if nothing changed. `blocks`: as QEMU listed
-        them in the same pause. Raises OperationFailedError.
-        """
+    def needs_list(self) -> bool:
+        """Whether `list_blocks` must be called in the pause, after `take`."""
+
+    def list_blocks(self, blocks: Sequence[RamBlock]) -> None:
+        """QEMU lists these in the current pause. Raises as `require_same`."""
+
+    def require_same(self, blocks: Sequence[RamBlock]) -> None:
+        """QEMU lists these later. Raises OperationFailedError: they are not where they were."""
+
+    def content(self) -> bytes:
+        """It, as of the last `take`; the same object if nothing changed."""
 
 
 class ReadHead:
     """The head, from the memory of QEMU's process."""
+
+    follows_blocks = True
 
     def __init__(
         self, machine: str, blocks: Sequence[RamBlock], ram: str, memory: OtherBlocks
@@ -71,6 +84,11 @@ class ReadHead:
         self._ram = ram
         self._image = bytearray()
         self._content: bytes | None = None
+        self._is_listed, self._resizable, at = False, list[Span](), 0
+        for block in others(blocks, ram):
+            if _is_rom(block.name) or block.used_bytes != block.total_bytes:
+                self._resizable.append((at, at + block.total_bytes))
+            at += block.total_bytes
 
     def is_known(self) -> bool:
         """It always is."""
@@ -92,12 +110,26 @@ class ReadHead:
         if not written:
             return
         self._content = None
+        # QEMU resizes a block only with new content (hw/core/loader.c, hw/i386/acpi-build.c).
+        if any(a < end and start < b for start, end in written for a, b in self._resizable):
+            self._is_listed = False
         copied, at = self._memory.copy(written), 0
         for start, end in written:
             self._image[start:end] = copied[at : at + end - start]
             at += end - start
 
-    def content(self, blocks: Sequence[RamBlock]) -> bytes:
+    def needs_list(self) -> bool:
+        """At first, and whenever a block that can be resized was written."""
+        return not self._is_listed
+
+    def list_blocks(self, blocks: Sequence[RamBlock]) -> None:
+        """See `Head`."""
+        self.require_same(blocks)
+        if tuple(blocks) != self._blocks:
+            self._blocks, self._content = tuple(blocks), None
+        self._is_listed = True
+
+    def require_same(self, blocks: Sequence[RamBlock]) -> None:
         """See `Head`."""
         is_sound = all(map(_is_sound, others(blocks, self._ram)))
         if not is_sound or _layout(blocks) != _layout(self._blocks):
@@ -106,18 +138,22 @@ class ReadHead:
                 why=f"QEMU listed {len(self._blocks)} RAM blocks, and now {len(blocks)} or others",
                 remedy="a device was plugged in or out: try again",
             )
-        if self._content is None or tuple(blocks) != self._blocks:
-            self._blocks, self._content = tuple(blocks), None
+
+    def content(self) -> bytes:
+        """See `Head`."""
+        if self._content is None:
             contents, at = dict[str, bytes](), 0
-            for block in others(blocks, self._ram):
+            for block in others(self._blocks, self._ram):
                 contents[block.name] = bytes(self._image[at : at + block.used_bytes])
                 at += block.total_bytes
-            self._content = stream_head(self._machine, blocks, contents)
+            self._content = stream_head(self._machine, self._blocks, contents)
         return self._content
 
 
 class LearnedHead:
     """The head, from a migration."""
+
+    follows_blocks = False
 
     def __init__(self, resets: Events, *, has_only_roms: bool) -> None:
         self._resets, self._is_refused = resets, not has_only_roms
@@ -140,7 +176,17 @@ class LearnedHead:
     def take(self) -> None:
         """ROMs do not change."""
 
-    def content(self, blocks: Sequence[RamBlock]) -> bytes:
+    def needs_list(self) -> bool:
+        """It has no use for it."""
+        return False
+
+    def list_blocks(self, blocks: Sequence[RamBlock]) -> None:
+        """It has no use for it."""
+
+    def require_same(self, blocks: Sequence[RamBlock]) -> None:
+        """It has no use for it."""
+
+    def content(self) -> bytes:
         """See `Head`."""
         return self._content or b""
 
