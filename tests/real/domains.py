@@ -22,6 +22,18 @@ SCREEN = """
 <graphics type='vnc' port='-1' autoport='yes' listen='127.0.0.1'/>
 <video><model type='{card}'/></video><input type='tablet' bus='usb'/>
 <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+# The devices of `virt-install --osinfo debian12 --print-xml` (4.1), but for disk and NIC.
+VIRT_INSTALL = """
+<controller type='usb' model='qemu-xhci' ports='15'/>
+<console type='pty'/>
+<channel type='unix'><source mode='bind'/>
+<target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+<channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
+<input type='tablet' bus='usb'/>
+<graphics type='spice' port='-1' tlsPort='-1' autoport='yes'><image compression='off'/></graphics>
+<sound model='ich9'/><video><model type='virtio'/></video>
+<redirdev bus='usb' type='spicevmc'/><redirdev bus='usb' type='spicevmc'/>
+<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
 _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
@@ -33,7 +45,7 @@ vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
 <on_poweroff>destroy</on_poweroff>
 <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}{devices}
 <interface type='bridge'><source bridge='br0'/><model type='virtio'/><rom enabled='no'/></interface>
-<serial type='pty'/><memballoon model='none'/></devices></domain>
+<serial type='pty'/><memballoon model='{balloon}'/></devices></domain>
 """
 
 
@@ -78,6 +90,7 @@ def run_domain(
     devices: str = "",
     firmware: str = "",
     numa: str = "",
+    balloon: str = "none",
 ) -> None:
     """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`.
 
@@ -100,6 +113,7 @@ def run_domain(
             devices=devices,
             firmware=firmware,
             numa=numa,
+            balloon=balloon,
         )
     )
     machines.virsh(host, "define", str(xml))

@@ -15,6 +15,7 @@ from tests.real.domains import (
     GUEST,
     OWN_DISK,
     SCREEN,
+    VIRT_INSTALL,
     remove_domain,
     run_domain,
     start_libvirtd,
@@ -30,21 +31,24 @@ pytestmark = [pytest.mark.qemu, pytest.mark.timeout(400)]
 COPY = "dom-2"
 
 
-@pytest.fixture(params=["vga", "virtio"])
+DEVICES = {"vga": SCREEN.format(card="vga"), "virt-install": VIRT_INSTALL}
+
+
+@pytest.fixture(params=DEVICES)
 def screened(secured: Machines, request: pytest.FixtureRequest) -> Iterator[Machines]:
-    """A domain on lab-a as virt-install makes them: anonymous memory, a screen, USB, a disk."""
-    yield from _domain(secured, str(request.param))
+    """A domain on lab-a as people have them: anonymous memory, a screen, USB, a disk."""
+    yield from _domain(secured, DEVICES[request.param])
 
 
 @pytest.fixture
 def domain_here(secured: Machines) -> Iterator[Machines]:
     """The same with one kind of screen, for tests that are not about it."""
-    yield from _domain(secured, "vga")
+    yield from _domain(secured, DEVICES["vga"])
 
 
-def _domain(made: Machines, card: str) -> Iterator[Machines]:
+def _domain(made: Machines, devices: str) -> Iterator[Machines]:
     try:
-        run_domain(made, "lab-a", disk=OWN_DISK, devices=SCREEN.format(card=card))
+        run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon="virtio")
         yield made
     finally:
         words = ("virsh", "--connect", "qemu:///system")

@@ -1,1 +1,1 @@
-"""The XML of a domain: what it says, what a capture needs of it, how it becomes a copy's. Pure."""
+"""A domain's XML: read, as what a checkpoint needs of it, and rewritten for a copy. Pure."""
