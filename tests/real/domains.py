@@ -22,7 +22,7 @@ SCREEN = """
 <graphics type='vnc' port='-1' autoport='yes' listen='127.0.0.1'/>
 <video><model type='{card}'/></video><input type='tablet' bus='usb'/>
 <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
-# The devices of `virt-install --osinfo debian12 --print-xml` (4.1), but for disk and NIC.
+# What `virt-install --osinfo debian11 --print-xml` (4.1) makes, but for disk, NIC and PCI ports.
 VIRT_INSTALL = """
 <controller type='usb' model='qemu-xhci' ports='15'/>
 <console type='pty'/>

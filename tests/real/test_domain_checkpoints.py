@@ -66,6 +66,11 @@ async def load(made: Machines) -> GuestControl:
     return control
 
 
+async def booted(made: Machines) -> None:
+    control = await GUEST.control(made.lab)
+    await control.close()
+
+
 async def taken_under_load(made: Machines, name: str) -> None:
     control = await load(made)
     await asyncio.to_thread(take, made, name)
@@ -105,6 +110,7 @@ def xml(made: Machines, *words: str) -> str:
 
 def test_a_domain_under_load_is_taken_and_is_the_same_guest_again(screened: Machines) -> None:
     made = screened
+    asyncio.run(booted(made))  # its agent is connected from then on
     live, definition = xml(made), xml(made, "--inactive")
 
     async def run() -> list[dict[str, Any]]:
