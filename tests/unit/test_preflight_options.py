@@ -16,6 +16,7 @@ from vmckpt.codec import builtins
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
 from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
@@ -296,6 +297,7 @@ class Other(LocalHost):
     userfaults: str | None = "1"
     user: int = 0
     device: bool = False
+    boot_id: str | None = None
 
     async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
         assert self.shows is not None
@@ -307,6 +309,8 @@ class Other(LocalHost):
     async def read_text(self, path: Path) -> str | None:
         if path == USERFAULTFD:
             return self.userfaults
+        if path == BOOT_ID and self.boot_id:
+            return self.boot_id
         return await super(Other, self).read_text(path)
 
     async def usable(self, path: Path) -> bool:
@@ -347,6 +351,16 @@ def test_a_bridge_has_to_be_one(tmp_path: Path, shows: Completed, expected: set[
 def test_clocks_that_differ_are_named(tmp_path: Path, fast_by_s: float, verdict: str) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW))
     assert checked(vm, other(tmp_path, fast_by_s=fast_by_s))["clock"].verdict == verdict
+
+
+def test_another_machine_is_not_reached_at_a_loopback_address(tmp_path: Path) -> None:
+    """Else the source's QEMU would connect to its own machine, and be refused."""
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    elsewhere = other(tmp_path, boot_id="another boot\n")
+    assert refusals(vm, elsewhere) == {"address"}
+    reached = dataclasses.replace(elsewhere, migration_address="192.0.2.7")
+    assert refusals(vm, reached) == set()
+    assert refusals(vm, dataclasses.replace(elsewhere, boot_id=None)) == set()
 
 
 def test_a_range_of_ports_has_to_have_a_free_one(tmp_path: Path) -> None:

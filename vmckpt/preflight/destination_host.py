@@ -1,10 +1,12 @@
 """What another host has to provide for a VM that is to continue there."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.qemu.abilities import Abilities
 from vmckpt.sequence.steps import both
@@ -204,6 +206,25 @@ async def bridge(destination: Host, name: str) -> AsyncIterator[Finding]:
 
 def _name_a_bridge(destination: Host) -> str:
     return f"name another: vmckpt host set {destination.name} --bridge BRIDGE"
+
+
+async def address(source: Host, destination: Host) -> AsyncIterator[Finding]:
+    """The migration address is not one that means the source itself on the source."""
+    try:
+        is_loopback = ip_address(destination.migration_address).is_loopback
+    except ValueError:  # a name
+        return
+    if not is_loopback:
+        return
+    here, there = await both(source.read_text(BOOT_ID), destination.read_text(BOOT_ID))
+    if here == there:
+        return
+    reason = (
+        f"{source.name} would connect to {destination.migration_address}, which is itself: "
+        f"{destination.name} has no other migration address"
+    )
+    remedy = f"vmckpt host set {destination.name} --migration-addr ADDRESS"
+    yield Finding("address", REFUSE, reason, remedy)
 
 
 async def ports(destination: Host, *, needed: int) -> AsyncIterator[Finding]:

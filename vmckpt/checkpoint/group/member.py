@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from vmckpt.checkpoint.group.line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.epoch.capture import InPause
 from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.hosts.processes.scheduling import in_real_time, own_processors, session_high_priority
 from vmckpt.sequence.steps import both, finish
 
@@ -44,7 +45,6 @@ HEAD_S = 30.0
 KEEP_UP_S = 0.05
 # The longest pause before the cut; beyond it the service counts as stuck.
 STUCK_S = 5.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Output(Protocol):
@@ -307,5 +307,5 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         server.close()
         ear.unlink(missing_ok=True)
     async with line.beating():
-        here = MemberHost(_BOOT_ID.read_text().strip(), own_processors())
+        here = MemberHost(BOOT_ID.read_text().strip(), own_processors())
         yield Member(line, most_s, here)

@@ -19,7 +19,6 @@ from pathlib import Path
 from vmckpt.codec import builtins, convert
 from vmckpt.fleet.guard import cgroup
 from vmckpt.fleet.guard.worker import (
-    BOOT,
     KILL_S,
     MARK,
     OVER,
@@ -31,6 +30,7 @@ from vmckpt.fleet.guard.worker import (
 )
 from vmckpt.foreign import parse
 from vmckpt.hosts.ownership import trusted_users
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.hosts.processes.process import (
     ProcessId,
     file_of,
@@ -68,7 +68,7 @@ def end(directory: Path) -> Left:
     if workers.boot == NEVER:
         # Not begun, and now it cannot be; unless by an earlier vmckpt, which made no such file.
         return Left(_ended(find_by_argument(_mark(directory), trusted_users())), sure=True)
-    if workers.boot != BOOT.read_text().strip():
+    if workers.boot != BOOT_ID.read_text().strip():
         return Left((), sure=True)
     if (over := _over(directory)) is None:
         _wait_for_workers(directory, workers)

@@ -29,6 +29,7 @@ from typing import NamedTuple, NoReturn
 
 from vmckpt.errors import StorageError
 from vmckpt.fleet.guard import cgroup
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.hosts.processes.process import ProcessId, identify
 from vmckpt.hosts.processes.process import kill as kill_process
 from vmckpt.state.durable import fill, reserve
@@ -36,7 +37,6 @@ from vmckpt.state.durable import fill, reserve
 WORKER, RESULT, OVER = "worker", "result", "over"
 # In the environment of the command: the directory of its guard.
 MARK = "VMCKPT_GUARDED"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 KILL_S = 20.0
 _KEEPER, _RUNNER, _ROOM_BYTES = "keeper", "runner", 4096
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -148,7 +148,7 @@ def claim(directory: Path, workers: Workers) -> bool:
 
 def _who(runner: int, group: Path | None) -> Workers:
     processes = [identify(pid) for pid in (os.getpid(), runner)]
-    return Workers(BOOT.read_text().strip(), tuple(filter(None, processes)), group)
+    return Workers(BOOT_ID.read_text().strip(), tuple(filter(None, processes)), group)
 
 
 # -- the runner ---------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from vmckpt.errors import (
@@ -43,10 +42,10 @@ from vmckpt.fleet.schedule.record import (
     save,
 )
 from vmckpt.hosts.inventory.inventory import local_host
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.vm.lifecycle import owner
 
 DONE, SKIPPED, MISSED, UNCOPIED = "done", "skipped", "missed", "uncopied"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class RunResult:
 def clock() -> ClockReading:
     """This machine's clocks now."""
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return ClockReading(time.time(), boot_s, _BOOT_ID.read_text().strip())
+    return ClockReading(time.time(), boot_s, BOOT_ID.read_text().strip())
 
 
 async def run(name: str, tools: SchedulerTools) -> RunResult:

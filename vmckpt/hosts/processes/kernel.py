@@ -7,6 +7,8 @@ import struct
 from enum import StrEnum
 from pathlib import Path
 
+# Another one after each boot.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # _IOWR('f', 16, struct pm_scan_arg) of linux/fs.h; its first field is its size.
 _PAGEMAP_SCAN = 0xC0606610
 _PM_SCAN_ARG_BYTES = 96

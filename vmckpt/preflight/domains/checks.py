@@ -222,6 +222,7 @@ async def _inspect_disks(
         all_of(
             [
                 destination_libvirt.files(arrives, destination, disks.plan.shared),
+                ask(destination_host.address(domain.host, destination)),
                 ask(destination_host.ports(destination, needed=needed)),
                 ask(destination_host.clock(domain.host, destination)),
             ]

@@ -113,6 +113,7 @@ async def _checked(vm: Vm, destination: Host, options: MigrationOptions) -> Pref
         destination_host.files(vm, destination, disks.shared),
         _variables(vm, destination) if options.offline else (),
         destination_host.forwards(vm, destination),
+        destination_host.address(vm.host, destination),
         destination_host.ports(destination, needed=2 if disks.copies else 1),
         destination_host.clock(vm.host, destination),
         [encrypted],

@@ -44,6 +44,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         memory.checks(vm, standby),
         destination_host.files(vm, standby, read_only),
         destination_host.network(vm, standby),
+        destination_host.address(vm.host, standby),
         destination_host.ports(standby, needed=1),
         capture.tracking(vm),
         _output(vm, holds_output=options.holds_output),

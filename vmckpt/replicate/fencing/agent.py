@@ -28,6 +28,7 @@ from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of, end_session
+from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.lease.rule import Holding
 from vmckpt.replicate.wire.messages import Process
 
@@ -106,7 +107,7 @@ class Agent:
 
 def this_machine() -> str:
     """How an agent verifies that it sees the processes of this host and no other."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot_id = BOOT_ID.read_text().strip()
     return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
 
 
