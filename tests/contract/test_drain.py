@@ -73,7 +73,7 @@ def info(
     name: str, host: str, state: str, words: Mapping[str, tuple[str, ...]] | None = None
 ) -> VmInfo:
     return VmInfo(
-        name, host, "qemu", state, None, False, "vmckpt", (), None, False, None, 1, 1 << 20,
+        name, host, "qemu", state, None, False, "vmckpt", (), None, False, False, 1, 1 << 20,
         "q35", "tcg", "qemu64", Placement(**(words or {})),
     )  # fmt: skip
 

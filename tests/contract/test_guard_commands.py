@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
 
 from tests.commands import vmckpt
 from tests.unit.test_guard_records import request as asked
+from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import guard as guards
 from vmckpt.fleet.guard import health
@@ -30,7 +32,7 @@ from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.inventory import Vm, VmStatus
+from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -94,36 +96,24 @@ def pages() -> Iterator[int]:
         yield server.server_address[1]
 
 
-def health_problems(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[str]:
-    class Host:
-        name = "a"
+def health_problems(state: str, *texts: str) -> list[str]:
+    async def inspect() -> Any:
+        return SimpleNamespace(state=state, ended=None)
 
-    class Guest:
-        name, host = "web", Host()
-
-    vm = cast("Vm", Guest())
-
-    async def inspect(_: Vm) -> VmStatus:
-        return VmStatus(vm, state, migrating=False, owner=None)
-
-    monkeypatch.setattr(health, "inspect", inspect)
+    vm: Any = SimpleNamespace(name="web", host=SimpleNamespace(name="a"), inspect=inspect)
     checks = tuple(parse_check(text, None) for text in texts)
     return asyncio.run(health.health_problems(vm, checks))
 
 
-def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_says_what_is_wrong() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         closed = nobody.getsockname()[1]
         with pages() as port, talking(_Chatter) as chatter:
             url = f"http://127.0.0.1:{port}"
             well = (f"{url}/well", f"tcp:127.0.0.1:{port}", "true")
-            assert (
-                health_problems(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'")
-                == []
-            )
+            assert health_problems("running", *well, "sh -c 'test $VMCKPT_VM = web'") == []
             found = health_problems(
-                monkeypatch,
                 "running",
                 f"{url}/ill",
                 f"http://127.0.0.1:{chatter.server_address[1]}",
@@ -141,7 +131,7 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_check_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 60.0)
     flood = "import os\nwhile True: os.write(2, b'a' * 65536)"
-    [found] = health_problems(monkeypatch, "running", shlex.join([sys.executable, "-c", flood]))
+    [found] = health_problems("running", shlex.join([sys.executable, "-c", flood]))
     assert found.endswith("it printed more than 64.0 MiB, and was ended")
 
 
@@ -154,7 +144,7 @@ def test_a_check_whose_output_another_session_holds_is_given_up_in_time(
     check = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 60' & sleep 60"
     began_s = time.monotonic()
     try:
-        [found] = health_problems(monkeypatch, "running", shlex.join(["sh", "-c", check]))
+        [found] = health_problems("running", shlex.join(["sh", "-c", check]))
         assert found.endswith("no answer within 1 s")
         assert time.monotonic() - began_s < 20
     finally:
@@ -178,11 +168,11 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_guest_has_nobody_asked_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_has_nobody_asked_but_itself() -> None:
     with talking(_Elsewhere) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert health_problems(monkeypatch, "running", f"{url}/on") == []
-        [found] = health_problems(monkeypatch, "running", f"{url}/away")
+        assert health_problems("running", f"{url}/on") == []
+        [found] = health_problems("running", f"{url}/away")
     assert "HTTP 302" in found
     assert _Elsewhere.asked == ["/on", "/end", "/away"]
 
@@ -209,7 +199,7 @@ def test_a_guest_whose_answer_has_no_end_is_not_read_to_it(
     monkeypatch.setattr(_Endless, "sent", 0)
     with talking(_Endless) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/{path}"
-        [found] = health_problems(monkeypatch, "running", url)
+        [found] = health_problems("running", url)
     assert "too long" in found
     assert _Endless.sent < 32 << 20
 
@@ -234,7 +224,7 @@ def test_a_check_that_is_given_up_leaves_nothing_that_listens(
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.5)
     with talking(_Dripping) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        [found] = health_problems(monkeypatch, "running", url)
+        [found] = health_problems("running", url)
         assert found.endswith("no answer within 0.5 s")
         assert _Dripping.gone.wait(5)
 
@@ -252,7 +242,7 @@ def test_a_command_after_a_rollback_runs_whatever_the_guest_has_said(
 ) -> None:
     with talking(_Hostile) as guest:
         url = f"http://127.0.0.1:{guest.server_address[1]}"
-        found = health_problems(monkeypatch, "running", url, url, url)
+        found = health_problems("running", url, url, url)
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     command = f"sh -c 'echo $VMCKPT_WHY >{tmp_path}/why'"
     request = replace(asked(), after_rollback=(command,))
@@ -277,8 +267,8 @@ def test_a_vm_whose_disk_could_not_be_restored_is_not_guarded(
     qemu = Qemu(directory.qemu("1"), ProcessId(0, 0), Platform("q35", "tcg", "qemu64"))
     vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
 
-    async def find(*_: object) -> Vm:
-        return vm
+    async def find(*_: object) -> DirectVm:
+        return DirectVm(vm)
 
     async def well(*_: object) -> list[str]:
         return []
@@ -295,14 +285,6 @@ def test_a_vm_whose_disk_could_not_be_restored_is_not_guarded(
     assert guard(tmp_path, "list", "--json") == (0, {"guards": []})
 
 
-class _Spec:
-    guest_agent = False
-
-
-class _Agentless:
-    name, spec = "web", _Spec()
-
-
 @pytest.mark.parametrize(
     ("checks", "in_guest", "named"),
     [(["agent"], False, "agent"), (["tcp:80"], False, "tcp:80"), ([], True, "--in guest")],
@@ -311,19 +293,22 @@ def test_what_needs_an_agent_is_refused_where_there_is_none(
     checks: list[str], in_guest: bool, named: str
 ) -> None:
     """Before the checkpoint: the command in the guest would fail, and the VM be rolled back."""
+
+    async def inspect() -> Any:
+        return SimpleNamespace(guest_agent=False)
+
+    vm: Any = SimpleNamespace(name="web", inspect=inspect)
     found = tuple(parse_check(text, None) for text in checks)
     with pytest.raises(RefusedError, match=f"cannot do {named}"):
-        health.require_possible(cast("Vm", _Agentless()), found, in_guest=in_guest)
+        asyncio.run(health.require_possible(vm, found, in_guest=in_guest))
     elsewhere = (parse_check("tcp:192.0.2.1:80", None), parse_check("true", None))
-    health.require_possible(cast("Vm", _Agentless()), elsewhere, in_guest=False)
+    asyncio.run(health.require_possible(vm, elsewhere, in_guest=False))
 
 
-def test_a_vm_that_does_not_run_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert health_problems(monkeypatch, "internal-error", "true") == ["it is internal-error"]
+def test_a_vm_that_does_not_run_is_not_well() -> None:
+    assert health_problems("internal-error", "true") == ["it is internal-error"]
 
 
 def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
-    assert health_problems(monkeypatch, "running", "sleep 3600") == [
-        "sleep 3600: no answer within 0.2 s"
-    ]
+    assert health_problems("running", "sleep 3600") == ["sleep 3600: no answer within 0.2 s"]

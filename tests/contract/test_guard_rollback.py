@@ -46,23 +46,26 @@ def restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def health_problems(*_: object) -> list[str]:
         return []
 
-    async def is_cut_off(_: object) -> bool:
-        return False
-
     monkeypatch.setattr(rollback, "restore_to", restore_to)
     monkeypatch.setattr(rollback, "point_of", point_of)
     monkeypatch.setattr(rollback, "health_problems", health_problems)
-    monkeypatch.setattr(rollback, "restore_is_cut_off", is_cut_off)
     monkeypatch.setattr(guard, "point_of", point_of)
     return begun
 
 
 def tools(*, runs: bool = True) -> GuardTools:
-    async def is_alive() -> bool:
-        return runs
+    async def inspect() -> Any:
+        return SimpleNamespace(is_on=runs)
+
+    async def is_cut_off() -> bool:
+        return False
+
+    web = SimpleNamespace(
+        name="web", host=local_host(), inspect=inspect, restore_is_cut_off=is_cut_off
+    )
 
     async def find(*_: object) -> Any:
-        return SimpleNamespace(name="web", host=local_host(), is_alive=is_alive)
+        return web
 
     async def ask(_: str) -> bool | None:
         return None

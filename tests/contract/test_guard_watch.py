@@ -231,11 +231,10 @@ def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
 
     monkeypatch.setattr(_Guarding, "_remove_copy", remove_copy)
     monkeypatch.setattr(_Guarding, "_remove_points", nothing)
-    monkeypatch.setattr(guard, "create", fails)
     monkeypatch.setattr(guard, "_checks", lambda _: ())
     tools = GuardTools(told.append, print, fails, 1, fails)
     begun = save(replace(record("r", GuardPhase.PREPARING), host="local"))
-    vm: Any = SimpleNamespace(name="web", host=None)
+    vm: Any = SimpleNamespace(name="web", host=None, checkpoint=fails)
     if cut_off:
         with pytest.raises(HostDownError):
             asyncio.run(guard.resume(begun, tools))

@@ -37,16 +37,16 @@ DEVICES = {"vga": SCREEN.format(card="vga"), "virt-install": VIRT_INSTALL}
 @pytest.fixture(params=DEVICES)
 def screened(secured: Machines, request: pytest.FixtureRequest) -> Iterator[Machines]:
     """A domain on lab-a as people have them: anonymous memory, a screen, USB, a disk."""
-    yield from _domain(secured, DEVICES[request.param])
+    yield from domain(secured, DEVICES[request.param])
 
 
 @pytest.fixture
 def domain_here(secured: Machines) -> Iterator[Machines]:
     """The same with one kind of screen, for tests that are not about it."""
-    yield from _domain(secured, DEVICES["vga"])
+    yield from domain(secured, DEVICES["vga"])
 
 
-def _domain(made: Machines, devices: str) -> Iterator[Machines]:
+def domain(made: Machines, devices: str) -> Iterator[Machines]:
     try:
         run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon="virtio")
         yield made

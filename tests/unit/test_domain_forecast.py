@@ -143,7 +143,7 @@ def test_a_drain_counts_with_what_libvirt_takes_for_its_domains_alone(tmp_path: 
     found = dict[str, float]()
     for driver in ("qemu", "libvirt"):
         vm = VmInfo(
-            f"new-{driver}", "a", driver, "running", None, False, "", (), None, False, None, 1,
+            f"new-{driver}", "a", driver, "running", None, False, "", (), None, False, False, 1,
             256 * MIB, "q35", "kvm", "host", Placement(),
         )  # fmt: skip
         cost = asyncio.run(costs.find(vm, measured(5_000, 20_000), a, b, 0)).cost

@@ -11,14 +11,14 @@ OWN = VmInfo(
     "q35", "tcg", "qemu64", Placement(apart=("web",)), 7, ("/d",), "/console", "/qmp",
 )  # fmt: skip
 DOMAIN = OWN._replace(
-    driver="libvirt", guest_agent=None, pid=None, console_log=None, qmp_socket=None, uuid="1",
+    driver="libvirt", pid=None, console_log=None, qmp_socket=None, uuid="1",
     persistent=False,
 )  # fmt: skip
 
 
 def test_programs_hear_what_its_driver_tells() -> None:
     own, domain = OWN.to_json(), DOMAIN.to_json()
-    assert own.keys() - domain.keys() == {"guest_agent"}
+    assert own.keys() - domain.keys() == set()
     assert domain.keys() - own.keys() == {"uuid", "persistent"}
     assert (own["cannot"], own["disks"], own["ended"]) == ([], ["/d"], None)
     assert own["placement"]["apart"] == ("web",)

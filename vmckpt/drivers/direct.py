@@ -1,6 +1,7 @@
 """A VM that vmckpt runs itself: it started or adopted the QEMU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
+    from vmckpt.qemu.agent import GuestAgent
     from vmckpt.qemu.replies import Snapshot
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm, VmStatus
@@ -50,6 +52,18 @@ class DirectVm(NamedTuple):
 
         await require_console(self.vm)
         return self.vm.qemu.files.console
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator["GuestAgent"]:
+        """A session with the agent in its guest, for a block. Raises AgentSilentError."""
+        from vmckpt.qemu.agent import GuestAgent
+        from vmckpt.sequence.steps import finish
+
+        session = await GuestAgent.connect(await self.host.connect(self.vm.qemu.files.agent))
+        try:
+            yield session
+        finally:
+            await finish(session.close())
 
     async def start(self) -> Started:
         """Start it on its host. Raises RefusedError while a standby may take it over."""
@@ -204,6 +218,20 @@ class DirectVm(NamedTuple):
         from vmckpt.checkpoint.operate import create
 
         return await create(self.vm, store, options, tell, key)
+
+    async def require_replaceable(self, what: str) -> None:
+        """See `Driver`."""
+        from vmckpt.preflight.checkpoint import require_replaceable
+
+        disks = [disk for disk in self.vm.spec.disks if not disk.read_only]
+        written = [(disk.on(self.host.state_dir), disk.format) for disk in disks]
+        await require_replaceable(self.host, written, what)
+
+    async def restore_is_cut_off(self) -> bool:
+        """Whether a restore or a checkpoint of it was interrupted, and is not settled yet."""
+        from vmckpt.vm.lifecycle import restore_is_cut_off
+
+        return await restore_is_cut_off(self.vm)
 
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""

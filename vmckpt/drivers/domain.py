@@ -1,6 +1,7 @@
 """A domain of a host's libvirtd. vmckpt never bypasses libvirt."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
+    from vmckpt.qemu.agent import GuestAgent
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.domains.inventory import Domain
 
@@ -52,6 +54,12 @@ class LibvirtDomain:
             why="libvirt keeps it, and virsh joins a terminal to it",
             remedy=f"on {self.host.name}: virsh console {quote(self.name)}",
         )
+
+    def agent(self) -> "AbstractAsyncContextManager[GuestAgent]":
+        """A session with the agent in its guest, for a block. Raises AgentSilentError."""
+        from vmckpt.vm.domains.agent import domain_agent
+
+        return domain_agent(self.domain)
 
     async def start(self) -> Started:
         """Start it on its host."""
@@ -93,9 +101,10 @@ class LibvirtDomain:
         return RemovedVm(_disks(self.domain), tpm=tpm)
 
     def own_images(self) -> "list[Path]":
-        """The paths of the disks that it writes."""
-        disks = self.domain.description.disks
-        return [disk.path for disk in disks if disk.path and not disk.read_only]
+        """The paths of the disks that it writes, and of its UEFI variables."""
+        what = self.domain.description
+        disks = [disk.path for disk in what.disks if disk.path and not disk.read_only]
+        return disks if what.variables is None else [*disks, what.variables]
 
     async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
@@ -164,6 +173,21 @@ class LibvirtDomain:
 
         return await create(self.domain, store, options, tell, key)
 
+    async def require_replaceable(self, what: str) -> None:
+        """See `Driver`."""
+        from vmckpt.preflight.domains.replaceable import require_replaceable
+
+        await require_replaceable(self.domain, what)
+
+    async def restore_is_cut_off(self) -> bool:
+        """Whether a restore of it was interrupted, and is not settled yet."""
+        from vmckpt.vm.domains.running import domain_dir
+        from vmckpt.vm.paths import lock_path
+
+        if not await self.host.exists(domain_dir(self.host, self.domain.uuid).restoring):
+            return False
+        return await self.host.lock_owner(lock_path(self.host.state_dir, self.name)) is None
+
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Have libvirt take a snapshot; it reports no progress."""
         from vmckpt.checkpoint import domain_snapshots
@@ -193,7 +217,7 @@ def not_for_domains(name: str) -> RefusedError:
     """The error for what vmckpt does only with VMs that it runs."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt replicates, forks, groups and guards only VMs of its own",
+        why="vmckpt replicates, forks and groups only VMs of its own",
         remedy=f"shut it down, and make it one: vmckpt vm import {quote(name)}",
     )
 
@@ -218,7 +242,7 @@ async def info(domain: "Domain") -> VmInfo:
         cannot=("replicate",),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
-        guest_agent=None,
+        guest_agent=what.guest_agent,
         vcpus=what.vcpus,
         memory_bytes=what.memory_bytes,
         machine=what.machine,

@@ -1,6 +1,7 @@
 """A VM, for commands, fleet jobs and programs, independent of what runs its QEMU."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
     from vmckpt.preflight.finding import Examined
+    from vmckpt.qemu.agent import GuestAgent
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.spec.spec import Placement
 
@@ -43,7 +45,7 @@ class VmInfo(NamedTuple):
     cannot: tuple[str, ...]
     operation: str | None
     migration_cut_off: bool
-    guest_agent: bool | None
+    guest_agent: bool
     vcpus: int
     memory_bytes: int
     machine: str
@@ -67,7 +69,7 @@ class VmInfo(NamedTuple):
         """For programs; without the fields that only the other driver fills."""
         lists = {"cannot": list(self.cannot), "disks": list(self.disks)}
         facts = self._asdict() | lists | {"placement": self.placement._asdict()}
-        of_one_driver = ("guest_agent", "uuid", "persistent", "autostart")
+        of_one_driver = ("uuid", "persistent", "autostart")
         return {k: v for k, v in facts.items() if v is not None or k not in of_one_driver}
 
 
@@ -124,6 +126,9 @@ class Driver(Protocol):
     async def console(self) -> "Path":
         """The socket of its serial console, on its host. Raises RefusedError: it has none."""
 
+    def agent(self) -> "AbstractAsyncContextManager[GuestAgent]":
+        """A session with the agent in its guest, for a block. Raises AgentSilentError."""
+
     async def start(self) -> Started:
         """Start it on its host."""
 
@@ -143,7 +148,7 @@ class Driver(Protocol):
         """Forget it; return what remains. `with_state` does not cover its TPM's state."""
 
     def own_images(self) -> "list[Path]":
-        """The paths of the disks that it writes."""
+        """The paths of the images that it writes, and that remain when it is removed."""
 
     async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
@@ -179,6 +184,15 @@ class Driver(Protocol):
         key: "KeySource | None",
     ) -> "TakenCheckpoint":
         """Take a checkpoint while it runs, into that store or its host's own."""
+
+    async def require_replaceable(self, what: str) -> None:
+        """Return if a restore may put a checkpoint of it in its place, with nothing lost.
+
+        Raises RefusedError with `what`.
+        """
+
+    async def restore_is_cut_off(self) -> bool:
+        """Whether a restore or a checkpoint of it was interrupted, and is not settled yet."""
 
     async def save(self, name: str, emit: "Emit") -> VmSnapshot:
         """Take a snapshot."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, NamedTuple, NotRequired, Self, TypedDict, TypeVar
+from typing import Any, NamedTuple, NotRequired, Protocol, Self, TypedDict, TypeVar
 
 from vmckpt.codec import convert, require_within
 from vmckpt.errors import HostDownError, OperationFailedError
@@ -97,15 +97,28 @@ class _Started:
         require_within("pid", self.pid)
 
 
+class AgentChannel(Protocol):
+    """How the agent is reached."""
+
+    async def answer(self, request: Mapping[str, Any], timeout_s: float, most_bytes: int) -> bytes:
+        """The agent's answer, one JSON object.
+
+        Raises AgentSilentError; OperationFailedError: the agent refused, as what passes on its
+        answers reports.
+        """
+
+    async def close(self) -> None:
+        """End the session."""
+
+
 class GuestAgent:
     """A session with the agent. Only one at a time: the port has one reader.
 
     All answers are untrusted: a malformed one is an AgentSilentError.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._come = bytearray()
+    def __init__(self, channel: AgentChannel) -> None:
+        self._channel = channel
 
     @classmethod
     async def connect(cls, sock: socket.socket, timeout_s: float = SYNC_TIMEOUT_S) -> Self:
@@ -113,13 +126,17 @@ class GuestAgent:
 
         Raises AgentSilentError if there is no answer within `timeout_s`.
         """
-        agent = cls(*await asyncio.open_unix_connection(sock=sock))
+        channel = _AgentSocket(*await asyncio.open_unix_connection(sock=sock))
         try:
-            await agent._sync(timeout_s)
+            await channel.sync(timeout_s)
         except BaseException:
-            await agent.close()
+            await channel.close()
             raise
-        return agent
+        return cls(channel)
+
+    async def ping(self, timeout_s: float = 5.0) -> None:
+        """Return if the agent answers. Raises AgentSilentError."""
+        await self._ask(_Nothing, "guest-ping", {}, timeout_s)
 
     async def set_time(self, timeout_s: float = 5.0) -> None:
         """Set the guest's clock to this machine's.
@@ -216,28 +233,6 @@ class GuestAgent:
             remedy="look at the guest",
         )
 
-    async def _sync(self, timeout_s: float) -> None:
-        """Discard what earlier clients left unread, perhaps half a line, up to our number's answer.
-
-        Ask only once: an agent that comes back answers all requests made meanwhile, in order.
-        """
-        number = random.getrandbits(31)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._send("guest-sync", {"id": number})
-                found: object = None
-                while found != number:
-                    # The rest of an answer to an earlier client may have any length.
-                    found = _number_in(await self._line(MOST_OUTPUT_BYTES))
-                    await asyncio.sleep(0)  # endless lines block only this task
-        except (TimeoutError, OSError) as exc:
-            raise _silent(exc, timeout_s) from exc
-
-    async def _send(self, command: str, arguments: Mapping[str, Any]) -> None:
-        request = {"execute": command, "arguments": arguments}
-        self._writer.write(json.dumps(request).encode() + b"\n")
-        await self._writer.drain()
-
     async def _ask(
         self,
         kind: type[T],
@@ -247,12 +242,8 @@ class GuestAgent:
         most_bytes: int = MOST_ANSWER_BYTES,
     ) -> T:
         """The answer. Raises AgentSilentError, OperationFailedError."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._send(command, arguments)
-                line = await self._line(most_bytes)
-        except (TimeoutError, OSError) as exc:
-            raise _silent(exc, timeout_s) from exc
+        request = {"execute": command, "arguments": arguments}
+        line = await self._channel.answer(request, timeout_s, most_bytes)
         with _understood(command):
             reply = convert(_Reply, parse(line, most_bytes=most_bytes))
             if (error := reply.get("error")) is None:
@@ -264,6 +255,48 @@ class GuestAgent:
             why=error.desc or "it does not say why",
             remedy="see the guest agent's log in the guest",
         )
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._channel.close()
+
+
+class _AgentSocket:
+    """The agent's socket, of which this is the only reader."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._come = bytearray()
+
+    async def sync(self, timeout_s: float) -> None:
+        """Discard what earlier clients left unread, perhaps half a line, up to our number's answer.
+
+        Ask only once: an agent that comes back answers all requests made meanwhile, in order.
+        """
+        number = random.getrandbits(31)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send({"execute": "guest-sync", "arguments": {"id": number}})
+                found: object = None
+                while found != number:
+                    # The rest of an answer to an earlier client may have any length.
+                    found = _number_in(await self._line(MOST_OUTPUT_BYTES))
+                    await asyncio.sleep(0)  # endless lines block only this task
+        except (TimeoutError, OSError) as exc:
+            raise _silent(exc, timeout_s) from exc
+
+    async def answer(self, request: Mapping[str, Any], timeout_s: float, most_bytes: int) -> bytes:
+        """See `AgentChannel`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(request)
+                return await self._line(most_bytes)
+        except (TimeoutError, OSError) as exc:
+            raise _silent(exc, timeout_s) from exc
+
+    async def _send(self, request: Mapping[str, Any]) -> None:
+        self._writer.write(json.dumps(request).encode() + b"\n")
+        await self._writer.drain()
 
     async def _line(self, most_bytes: int) -> bytes:
         """The next line. Raises OSError at the end, AgentSilentError if it is too long."""

@@ -45,6 +45,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.preflight.domains.replaceable import loss_of
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
@@ -250,16 +251,8 @@ class _DomainRestoring:
                 "those of the checkpoint",
                 "give it back the disks that it had: virsh edit",
             )
-        if await self._session.snapshots(uuid):
-            raise self._in_the_way(
-                "libvirt has snapshots of it, which would be lost with its images",
-                "remove them: vmckpt checkpoint rm NAME --kind internal --vm VM",
-            )
-        if await self._session.has_saved_memory(uuid):
-            raise self._in_the_way(
-                "libvirt has saved memory of it, from which it would start the next time",
-                "start it, or: virsh managedsave-remove",
-            )
+        if (loss := await loss_of(uuid, self._session)) is not None:
+            raise self._in_the_way(*loss)
 
     def _in_the_way(self, why: str, remedy: str) -> RefusedError:
         return RefusedError(

@@ -5,11 +5,11 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from vmckpt.codec import convert
+from vmckpt.drivers.driver import Driver
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.fleet.guard.ending import END_S, Left
 from vmckpt.fleet.guard.health import as_variable, variables
@@ -18,9 +18,7 @@ from vmckpt.fleet.guard.worker import KILL_S, RESULT, CommandResult
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import local_host
-from vmckpt.qemu.agent import GuestAgent
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.inventory import Vm
 
 POLL_S, HERE_POLL_S = 0.1, 0.02
 GUEST_POLL_S = 0.5
@@ -36,7 +34,9 @@ Begun = Callable[[GuardWorker], Awaitable[None]]
 Print = Callable[[str], None]
 
 
-async def run_command(vm: Vm, record: GuardRecord, begun: Begun, say: Print, output: int) -> str:
+async def run_command(
+    vm: Driver, record: GuardRecord, begun: Begun, say: Print, output: int
+) -> str:
     """Run it to its end; returns why it failed, or "".
 
     Processes that it leaves running stay until `end_worker`, or permanently after `release_worker`.
@@ -66,7 +66,7 @@ def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> l
     return [own[0], "-m", WORKER_MODULE, str(result), *command]
 
 
-async def _here(vm: Vm, record: GuardRecord, begun: Begun, output: int) -> str:
+async def _here(vm: Driver, record: GuardRecord, begun: Begun, output: int) -> str:
     host = local_host()
     own = await host.own_command()
     directory = await _directory(host, record)
@@ -191,14 +191,14 @@ def _verdict(text: str | None) -> str:
     return f"the command's exit status is {ended.returncode}" if ended.returncode else ""
 
 
-async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:
-    async with _agent(vm) as agent:
+async def _in_guest(vm: Driver, command: tuple[str, ...], say: Print) -> str:
+    async with vm.agent() as agent:
         pid = await agent.start(command)
     heard_s = time.monotonic()
     while True:
         await asyncio.sleep(GUEST_POLL_S)
         try:
-            async with _agent(vm) as agent:
+            async with vm.agent() as agent:
                 done = await agent.ended(pid)
             heard_s = time.monotonic()
         except HostDownError:
@@ -211,15 +211,6 @@ async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:
             break
     say((done.out + done.err).decode(errors="replace"))
     return f"the command's exit status is {done.returncode}" if done.returncode else ""
-
-
-@asynccontextmanager
-async def _agent(vm: Vm) -> AsyncIterator[GuestAgent]:
-    agent = await GuestAgent.connect(await vm.host.connect(vm.qemu.files.agent))
-    try:
-        yield agent
-    finally:
-        await finish(agent.close())
 
 
 def environment(record: GuardRecord, host: str) -> dict[str, str]:

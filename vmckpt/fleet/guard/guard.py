@@ -8,7 +8,7 @@ switch continues from there; after a reboot, `resume` does.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +19,13 @@ from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.catalogue.location import parse_location
 from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
-from vmckpt.checkpoint.operate import create, restore_to
+from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.requests import TakeOptions
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.deadlines import retry
-from vmckpt.drivers.find import find_own
+from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.driver import Driver
+from vmckpt.drivers.find import find
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -68,11 +70,10 @@ from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.handle import revoke
-from vmckpt.preflight.checkpoint import require_replaceable
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.vm.inventory import Vm, homes, read_vm
-from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
+from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import file_name
 
 TRIGGER, TAG = "guard", "guard"
@@ -92,7 +93,7 @@ class GuardTools:
     say: Callable[[str], None]
     ask: Callable[[str], Awaitable[bool | None]]
     output: int
-    find: Find = find_own
+    find: Find = find
 
 
 async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardRecord:
@@ -106,19 +107,16 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         vm = await tools.find(request.vm, tools.tell)
         request = _located(request, vm)
         checks = _checks(request)
-        require_possible(vm, checks, in_guest=request.where is Where.GUEST)
-        disks = [disk for disk in vm.spec.disks if not disk.read_only]
-        written = [(disk.on(vm.host.state_dir), disk.format) for disk in disks]
-        await require_replaceable(vm.host, written, f"'{vm.name}' could not be rolled back")
+        await require_possible(vm, checks, in_guest=request.where is Where.GUEST)
+        await vm.require_replaceable(f"'{vm.name}' could not be rolled back")
         if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",
                 why="; ".join(found),
                 remedy="fix it, or leave out the check",
             )
-        record = save(
-            GuardRecord(run, request, GuardPhase.PREPARING, time.time(), host=vm.host.name)
-        )
+        record = GuardRecord(run, request, GuardPhase.PREPARING, time.time(), host=vm.host.name)
+        record = save(record, is_domain=not isinstance(vm, DirectVm))
         with _switch(record):
             return await _Guarding(record, tools, checks).from_the_start(vm)
 
@@ -235,7 +233,7 @@ def _require_none_open(vm: str) -> None:
             )
 
 
-def _located(request: GuardRequest, vm: Vm) -> GuardRequest:
+def _located(request: GuardRequest, vm: Driver) -> GuardRequest:
     """With the store as it is called from anywhere: a bare directory is of the VM's host."""
     if request.store is None:
         return request
@@ -271,7 +269,7 @@ class _Guarding:
     def _save(self, **changes: Any) -> None:
         self._record = save(self._record, **changes)
 
-    async def from_the_start(self, vm: Vm) -> GuardRecord:
+    async def from_the_start(self, vm: Driver) -> GuardRecord:
         """Run all of it."""
         try:
             keep_room(self._record)
@@ -333,11 +331,11 @@ class _Guarding:
 
     # -- before the command ---------------------------------------------------------------------
 
-    async def _prepare(self, vm: Vm) -> None:
+    async def _prepare(self, vm: Driver) -> None:
         name = dated(vm.name, "guard")
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
         options = TakeOptions(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
-        taken = await create(vm, self._request.store, options, self._tools.tell)
+        taken = await vm.checkpoint(self._request.store, options, self._tools.tell, None)
         self._save(checkpoint=taken.id)
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
@@ -360,7 +358,7 @@ class _Guarding:
         try:
             await restore_to(host, entry, options, lambda _: None)
             await asyncio.sleep(PROOF_S)
-            copies = await homes(name, [host])
+            copies = await self._copies(host)
             gone = [f"it is no longer on {host.name}"]
             if found := await health_problems(copies[0], ()) if copies else gone:
                 raise OperationFailedError(
@@ -376,16 +374,25 @@ class _Guarding:
         return f"proof-{self._record.run}"
 
     async def _remove_copy(self, host: Host) -> None:
-        """From another host, too: a drain may have moved it."""
+        for copy in await self._copies(host):
+            await _when_free(partial(copy.stop, force=True, timeout_s=0))
+            await _when_free(partial(copy.remove, with_state=True))
+            for path in copy.own_images():
+                await copy.host.remove(path)
+
+    async def _copies(self, host: Host) -> Sequence[Driver]:
+        """The copy, on that host, or another: a drain may have moved it."""
         name = self._copy_name
+        if self._record.is_domain:
+            from vmckpt.drivers.domain import LibvirtDomain
+            from vmckpt.vm.domains.inventory import all_domains, find_domain
+
+            here = await find_domain(name, [host])
+            domains = [here] if here else (await all_domains(all_hosts())).given
+            return [LibvirtDomain(one) for one in domains if one.name == name]
         found: list[Vm | None] = [*await homes(name, [host])]
         found = found or (await ask_every(all_hosts(), lambda one: read_vm(one, name))).given
-        for copy in filter(None, found):
-            await _when_free(partial(stop_vm, copy, force=True, timeout_s=0))
-            await _when_free(partial(remove_vm, copy))
-            for disk in copy.spec.disks:
-                if not disk.read_only:
-                    await copy.host.remove(disk.on(copy.host.state_dir))
+        return [DirectVm(vm) for vm in found if vm is not None]
 
     async def _never_begun(self) -> None:
         """The command was not begun: remove everything of the guard.
@@ -420,7 +427,7 @@ class _Guarding:
 
     # -- from the command on --------------------------------------------------------------------
 
-    async def _command(self, vm: Vm) -> str:
+    async def _command(self, vm: Driver) -> str:
         self._tools.tell("running the command")
 
         async def begun(worker: GuardWorker) -> None:

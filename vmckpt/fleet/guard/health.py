@@ -12,12 +12,11 @@ from http.client import HTTPException
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from vmckpt.drivers.driver import Driver
 from vmckpt.errors import RefusedError, UsageError, VmckptError
 from vmckpt.hosts.processes.child import TooMuchSaidError, end_of
 from vmckpt.hosts.sockets.http import request
-from vmckpt.qemu.agent import GuestAgent
 from vmckpt.units import whole_number
-from vmckpt.vm.inventory import Vm, inspect
 
 CHECK_TIMEOUT_S = 10.0
 _LAST_PORT = 65535
@@ -82,9 +81,9 @@ def _no_check(text: str, why: str) -> UsageError:
     return UsageError(f"'{text}' is not a health check", why=why, remedy=remedy)
 
 
-def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool) -> None:
+async def require_possible(vm: Driver, checks: tuple[HealthCheck, ...], *, in_guest: bool) -> None:
     """Raises RefusedError if a check, or a command in the guest, is not possible with this VM."""
-    if vm.spec.guest_agent:
+    if (await vm.inspect()).guest_agent:
         return
     commands = [one.text for one in checks if one.kind is CheckKind.AGENT or one.words[:1] == ("",)]
     if in_guest:
@@ -92,16 +91,17 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
     if commands:
         raise RefusedError(
             f"'{vm.name}' cannot do {', '.join(commands)}",
-            why="its spec has no guest_agent = true",
+            why="it has no port for a guest agent (guest_agent in its spec; in a domain's XML the "
+            "channel org.qemu.guest_agent.0)",
             remedy="use other checks; for a port, give the address: tcp:ADDRESS:PORT or --address",
         )
 
 
-async def health_problems(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
+async def health_problems(vm: Driver, checks: tuple[HealthCheck, ...]) -> list[str]:
     """The VM's present faults, by QEMU and by all checks; empty: it is healthy."""
-    seen = await inspect(vm)
+    seen = await vm.inspect()
     if seen.state != "running":
-        return [as_variable(f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}")]
+        return [as_variable(f"it is {seen.state}{f': {seen.ended}' if seen.ended else ''}")]
     found = await asyncio.gather(*(_ask(vm, check) for check in checks))
     return [
         as_variable(f"{check.text}: {reason}")
@@ -110,13 +110,12 @@ async def health_problems(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     ]
 
 
-async def _ask(vm: Vm, check: HealthCheck) -> str:
+async def _ask(vm: Driver, check: HealthCheck) -> str:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             match check.kind:
                 case CheckKind.AGENT:
-                    await (await _agent(vm)).close()
-                    return ""
+                    return await _answers(vm)
                 case CheckKind.TCP:
                     return await _tcp(vm, *check.words)
                 case CheckKind.HTTP:
@@ -131,17 +130,16 @@ async def _ask(vm: Vm, check: HealthCheck) -> str:
         return os.strerror(exc.errno) if exc.errno else str(exc)
 
 
-async def _agent(vm: Vm) -> GuestAgent:
-    return await GuestAgent.connect(await vm.host.connect(vm.qemu.files.agent))
+async def _answers(vm: Driver) -> str:
+    async with vm.agent() as agent:
+        await agent.ping()
+    return ""
 
 
-async def _tcp(vm: Vm, address: str, port: str) -> str:
+async def _tcp(vm: Driver, address: str, port: str) -> str:
     if not address:
-        agent = await _agent(vm)
-        try:
+        async with vm.agent() as agent:
             addresses = await agent.addresses()
-        finally:
-            await agent.close()
         if not addresses:
             return "the guest has no address yet"
         address = addresses[0]

@@ -120,9 +120,9 @@ class GuardRestore:
 class GuardRecord:
     """A guard's progress. Times are Unix seconds; None: not yet.
 
-    The watch is timed by `watch_began`, and the checkpoint's lifetime by `over_since`, independent
-    of the wall clock; `watch_until_unix_s` and `expires_unix_s` are for people, and for guards of
-    an older vmckpt.
+    `is_domain`: the VM is libvirt's. The watch is timed by `watch_began`, and the checkpoint's
+    lifetime by `over_since`, independent of the wall clock; `watch_until_unix_s` and
+    `expires_unix_s` are for people, and for guards of an older vmckpt.
     """
 
     run: str
@@ -139,6 +139,7 @@ class GuardRecord:
     watch_began: ClockReading | None = None
     over_since: ClockReading | None = None
     restore: GuardRestore | None = None
+    is_domain: bool = False
 
     @property
     def vm(self) -> str:

@@ -11,6 +11,7 @@ from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
 from vmckpt.checkpoint.jobs import RESTORE, Restore
 from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.restore.requests import RestoreOptions
+from vmckpt.drivers.driver import Driver
 from vmckpt.drivers.find import require_own
 from vmckpt.errors import (
     BusyError,
@@ -34,14 +35,12 @@ from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
 from vmckpt.jobs.handle import attach, revoke
-from vmckpt.vm.inventory import Vm
-from vmckpt.vm.lifecycle import restore_is_cut_off
 
 # How long to wait for operations that the command left running on the VM, such as a migration.
 BUSY_S, BUSY_POLL_S = 120.0, 0.5
 HOOK_TIMEOUT_S = 600.0
 Tell = Callable[[str], None]
-Find = Callable[[str, Tell], Awaitable[Vm]]
+Find = Callable[[str, Tell], Awaitable[Driver]]
 
 
 class GuardOpenError(OutcomeUnknownError):
@@ -132,7 +131,9 @@ async def _was_put_back(record: GuardRecord, find: Find, tell: Tell, *, is_confi
         vm = await find(record.vm, tell)
     except NotFoundError:
         return False
-    if not is_confirmed and await vm.is_alive() and not await restore_is_cut_off(vm):
+    if is_confirmed or await vm.restore_is_cut_off():
+        return False
+    if (await vm.inspect()).is_on:
         raise OutcomeUnknownError(
             f"it is unknown whether '{record.vm}' was rolled back",
             why=f"restore {record.restore.run} on {host.name} left no outcome, and the VM runs",
@@ -200,7 +201,7 @@ async def _put_back(record: GuardRecord, find: Find, tell: Tell) -> GuardRecord:
         await asyncio.sleep(BUSY_POLL_S)
 
 
-async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Vm:
+async def _require_well(record: GuardRecord, find: Find, tell: Tell) -> Driver:
     vm = await find(record.vm, tell)
     if found := await health_problems(vm, ()):
         raise OutcomeUnknownError(

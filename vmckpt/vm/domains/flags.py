@@ -65,7 +65,9 @@ class ErrorCode(IntEnum):
     AUTH_FAILED = 45
     OPERATION_TIMEOUT = 68  # another job holds the domain's lock
     AUTH_CANCELLED = 79
+    AGENT_UNRESPONSIVE = 86
     AUTH_UNAVAILABLE = 94
+    AGENT_UNSYNCED = 97
 
 
 class Undefine(IntFlag):

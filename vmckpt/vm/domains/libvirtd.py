@@ -1,6 +1,7 @@
 """The calls to a host's libvirtd."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -201,6 +202,22 @@ class Libvirtd(LibvirtConnection):
         if keeps_tpm is not None:
             flags |= Undefine.KEEP_TPM if keeps_tpm else Undefine.TPM
         await self._tell("forget the domain", lambda: self._domain(uuid).undefineFlags(flags))
+
+    # -- the guest ---------------------------------------------------------------------------
+
+    async def ask_agent(self, uuid: str, request: str, timeout_s: float) -> str:
+        """What the agent in the guest answers; it has whole seconds to do so, one at least.
+
+        Raises LibvirtRefusedError: the agent does not answer, or answers with an error.
+        """
+
+        def work() -> str:
+            import libvirt_qemu
+
+            ask = libvirt_qemu.qemuAgentCommand
+            return str(ask(self._domain(uuid), request, max(1, math.ceil(timeout_s)), 0))
+
+        return await self._ask("ask the guest's agent", work, timeout_s + ASK_TIMEOUT_S)
 
     # -- snapshots ---------------------------------------------------------------------------
 

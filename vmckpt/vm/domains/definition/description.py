@@ -9,6 +9,7 @@ from vmckpt.errors import UsageError
 
 # <metadata><vmckpt:heartbeats xmlns:vmckpt="urn:vmckpt" id="1"/></metadata>
 _HEARTBEATS = "metadata/{urn:vmckpt}heartbeats"
+_AGENT = "devices/channel/target[@name='org.qemu.guest_agent.0']"
 MOST_CHARS = 4 << 20
 _UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "M": 1 << 20,
           "MiB": 1 << 20, "GB": 10**9, "G": 1 << 30, "GiB": 1 << 30, "TiB": 1 << 40}  # fmt: skip
@@ -49,7 +50,8 @@ class Description(NamedTuple):
 
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
-    host; `huge_pages`: its memory is in the host's pool of huge pages.
+    host; `huge_pages`: its memory is in the host's pool of huge pages; `guest_agent`: it has a port
+    for the agent in the guest.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Description(NamedTuple):
     variables: Path | None
     has_tpm: bool
     huge_pages: bool
+    guest_agent: bool
     heartbeat_id: int | None
 
     @property
@@ -105,6 +108,7 @@ def parse_domain(xml: str) -> Description:
             variables=store.path if (store := variables_of(root)) else None,
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             huge_pages=root.find("memoryBacking/hugepages") is not None,
+            guest_agent=root.find(_AGENT) is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
     except (ValueError, KeyError) as exc:
