@@ -24,13 +24,13 @@ from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore.first_pages import read_noted
-from vmckpt.checkpoint.restore.pager import present
 from vmckpt.checkpoint.restore.paging import PagerProcess, is_whole, see_to_pages
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import restore
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
+from vmckpt.memory.missing_pages import AnonymousRam, SharedRam
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, open_store
@@ -40,12 +40,14 @@ from vmckpt.vm.start import Qemu
 
 PAGES = 4096
 HAMMERED_S = 0.5
-# Maps a file, and says of the pages it is told what the first eight bytes are. It gives pages back
+# Maps a file, or as many bytes of private memory, and says of the pages it is told what the first
+# eight bytes are. It gives pages back
 # as QEMU does where a guest reports free ones: "give" some, or "hammer" with 2 MiB at a time.
 READER = """
 import ctypes, mmap, random, sys, threading
-file = open(sys.argv[1], "r+b")
-ram = mmap.mmap(file.fileno(), 0)
+file = None if sys.argv[1].isdigit() else open(sys.argv[1], "r+b")
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+ram = mmap.mmap(file.fileno(), 0) if file else mmap.mmap(-1, int(sys.argv[1]), private)
 libc = ctypes.CDLL(None)
 base = ctypes.addressof(ctypes.c_char.from_buffer(ram))
 if len(sys.argv) > 2:
@@ -53,7 +55,8 @@ if len(sys.argv) > 2:
 
 def give(first, count):
     at, size = ctypes.c_long(first * 4096), ctypes.c_long(count * 4096)
-    libc.fallocate(file.fileno(), 3, at, size)
+    if file:
+        libc.fallocate(file.fileno(), 3, at, size)
     libc.madvise(ctypes.c_void_p(base + first * 4096), size, 4)
 
 def value(page):
@@ -67,7 +70,7 @@ def hammer():
         seen.extend((page, value(page)) for page in range(first, first + 512, 37))
         give(first, 512)
 
-print("ready", flush=True)
+print(base, flush=True)
 for line in sys.stdin:
     what, *pages = line.split()
     pages = list(map(int, pages))
@@ -99,19 +102,20 @@ class Guest:
     """A process in place of a QEMU, its host, and a checkpoint of its memory."""
 
     def __init__(
-        self, directory: Path, ram_file: Path, content: "np.ndarray[Any, Any]", *more: str
+        self, directory: Path, ram_file: Path | None, content: "np.ndarray[Any, Any]", *more: str
     ) -> None:
         self.host = LocalHost("here", directory, "127.0.0.1")
         self.ram_file, self.location = ram_file, str(directory / "store")
         self.content = content
         self.checkpoint = self._store()
         self.child = subprocess.Popen(
-            [sys.executable, "-c", READER, str(ram_file), *more],
+            [sys.executable, "-c", READER, str(ram_file or PAGES * PAGE_BYTES), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._line()
+        address = int(self._line())
+        self.private = None if ram_file else AnonymousRam(address, PAGES * PAGE_BYTES)
         files = vm_dir(directory, "guest").qemu("0")
         files.path.mkdir(parents=True)
         itself = identify(self.child.pid)
@@ -165,16 +169,23 @@ class Guest:
         where = self.location, self.checkpoint, self.log, self.ram_file
         pager = await PagerProcess.start(*where, noted=self.noted)
         await pager.opened()
-        await pager.attach(self.qemu)
+        await pager.attach(self.qemu.process.pid, private=self.private)
         return pager
+
+    def present(self) -> "np.ndarray[Any, Any]":
+        """For each page, whether it has memory."""
+        ram = self.private or SharedRam(self.ram_file or Path())
+        return ram.present(self.child.pid)
 
 
 @contextmanager
-def running(directory: Path, content: "np.ndarray[Any, Any]", *more: str) -> Iterator[Guest]:
+def running(
+    directory: Path, content: "np.ndarray[Any, Any]", *more: str, private: bool = False
+) -> Iterator[Guest]:
     """A guest whose memory was so."""
     with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
         file.truncate(PAGES * PAGE_BYTES)
-        made = Guest(directory, Path(file.name), content, *more)
+        made = Guest(directory, None if private else Path(file.name), content, *more)
         try:
             yield made
         finally:
@@ -182,8 +193,14 @@ def running(directory: Path, content: "np.ndarray[Any, Any]", *more: str) -> Ite
             made.child.communicate()
 
 
+@pytest.fixture(params=["shared", "private"])
+def guest(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Guest]:
+    with running(tmp_path, mixed(), private=request.param == "private") as made:
+        yield made
+
+
 @pytest.fixture
-def guest(tmp_path: Path) -> Iterator[Guest]:
+def shared(tmp_path: Path) -> Iterator[Guest]:
     with running(tmp_path, mixed()) as made:
         yield made
 
@@ -203,14 +220,13 @@ def test_pages_come_when_they_are_wanted_and_then_all_of_them(guest: Guest) -> N
     expected = guest.content.copy()
     expected[100] = int.from_bytes(b"mine!!!!", "little")
     assert guest.reads(*range(PAGES)) == expected.tolist()
-    # What is empty has taken no memory, but for what was looked at by name.
-    assert guest.ram_file.stat().st_blocks * 512 >= np.count_nonzero(expected) * PAGE_BYTES
+    assert guest.present()[np.flatnonzero(expected)].all()
 
 
 def test_what_was_waited_for_is_there_beforehand_next_time(tmp_path: Path) -> None:
     async def go(guest: Guest, beforehand: list[int], *wanted: int) -> None:
         pager = await guest.paged()
-        there = present(guest.ram_file)
+        there = guest.present()
         assert there[beforehand].all()
         assert not there[[number for number in wanted if number not in beforehand]].any()
         assert guest.reads(*wanted) == [int(guest.content[n]) for n in wanted]
@@ -232,10 +248,12 @@ def test_what_was_waited_for_is_there_beforehand_next_time(tmp_path: Path) -> No
             assert read_noted(noted) == then
 
 
-def test_noted_pages_that_are_no_pages_of_it_are_left_alone(guest: Guest) -> None:
+def test_noted_pages_that_are_no_pages_of_it_are_left_alone(shared: Guest) -> None:
+    guest = shared
+
     async def go() -> None:
         pager = await guest.paged()
-        assert present(guest.ram_file)[20]
+        assert guest.present()[20]
         await pager.go(guest.host, guest.qemu.files)
         assert await pager.ended() == 0, guest.log.read_text()
 
@@ -295,14 +313,15 @@ def test_pages_may_be_given_back_at_any_moment(guest: Guest) -> None:
     assert any(value for _, value in seen)
 
 
-def test_what_was_there_before_the_guest_is_not_the_guests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_what_was_there_before_the_guest_is_not_the_guests(tmp_path: Path, private: bool) -> None:
     async def go(guest: Guest) -> None:
         pager = await guest.paged()
         assert guest.reads(1, 2) == [int(guest.content[1]), int(guest.content[2])]
         await pager.go(guest.host, guest.qemu.files)
         assert await pager.ended() == 0
 
-    with running(tmp_path, mixed(), "earlier") as guest:
+    with running(tmp_path, mixed(), "earlier", private=private) as guest:
         asyncio.run(go(guest))
 
 

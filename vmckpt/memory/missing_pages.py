@@ -1,4 +1,6 @@
-"""A guest's RAM file with holes for pages that are still to come: userfaultfd, missing mode.
+"""A guest's RAM with holes for pages that are still to come: userfaultfd, missing mode.
+
+It is a file that QEMU maps, or private memory of QEMU (a libvirt domain's).
 
 QEMU keeps a copy of the userfaultfd: if the last one were closed, the kernel would forget that
 pages are missing and give the guest zeroes. So a guest whose pager has died waits at the next
@@ -20,14 +22,19 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import select
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from vmckpt.memory.dirty_pages import Mapping, find_mappings
-from vmckpt.memory.process_call import call_and_keep, descriptor_of
-from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
+from vmckpt.memory.process_call import NR_MADVISE, call_there, descriptor_of
+from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
 
 _NR_USERFAULTFD = 323
 _API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
@@ -36,18 +43,107 @@ _MISSING_SHMEM, _MODE_MISSING = 1 << 5, 1
 _EVENT_PAGEFAULT, _MESSAGE_BYTES = 0x12, 32
 # The maximum per fill.
 MOST_BYTES = 1 << 20
+_MADV_DONTNEED = 4
+# In smaps (proc(5)): the addresses of a mapping, and its flag for a userfaultfd in missing mode.
+_SPAN, _WAITS = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) "), b"um"
+# Of an entry in pagemap: in memory, or swapped out.
+_PRESENT = 3 << 62
 # How often in a row the kernel may report that one page cannot be put there just now.
 _TRIES = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class SharedRam:
+    """A file that a process maps."""
+
+    path: Path
+
+    def mappings(self, pid: int) -> Sequence[Mapping]:
+        """Where the process has it. Raises OSError."""
+        mappings = find_mappings(pid, self.path)
+        if not mappings:
+            raise FileNotFoundError(2, f"process {pid} does not map {self.path}")
+        return mappings
+
+    def present(self, _pid: int) -> "np.ndarray":
+        """For each page, whether it has memory. Raises OSError."""
+        size_bytes = self.path.stat().st_size
+        found = np.zeros(size_bytes // PAGE_BYTES, bool)
+        with open_fd(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            for start, end in extents(fd, size_bytes):
+                found[start // PAGE_BYTES : end // PAGE_BYTES] = True
+        return found
+
+    def is_present(self, _pid: int, offset: int) -> bool:
+        """Whether a page has memory. Raises OSError."""
+        with open_fd(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            try:
+                return os.lseek(fd, offset, os.SEEK_DATA) == offset
+            except OSError as exc:
+                if exc.errno == errno.ENXIO:  # only a hole up to the end
+                    return False
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class AnonymousRam:
+    """Private memory of a process, from address `start` on."""
+
+    start: int
+    size_bytes: int
+
+    def mappings(self, _pid: int) -> Sequence[Mapping]:
+        """Where the process has it."""
+        return (Mapping(self.start, self.start + self.size_bytes, 0),)
+
+    def present(self, pid: int) -> "np.ndarray":
+        """For each page, whether the process has it. Raises OSError."""
+        count = self.size_bytes // PAGE_BYTES
+        with _pagemap(pid) as fd:
+            entries = os.pread(fd, 8 * count, self.start // PAGE_BYTES * 8)
+        found: np.ndarray = np.frombuffer(entries, np.uint64) & np.uint64(_PRESENT) != 0
+        return found
+
+    def is_present(self, pid: int, offset: int) -> bool:
+        """Whether the process has a page. Raises OSError."""
+        page = AnonymousRam(self.start + offset, PAGE_BYTES)
+        return bool(page.present(pid).all())
+
+    def is_guarded(self, pid: int) -> bool:
+        """Whether the process waits at pages of it that are missing; a process that has ended does
+        not.
+        """
+        try:
+            lines = Path(f"/proc/{pid}/smaps").read_bytes().splitlines()
+        except FileNotFoundError:
+            return False
+        is_here = False
+        for line in lines:
+            if (found := _SPAN.match(line)) is not None:
+                start, end = (int(part, 16) for part in found.groups())
+                is_here = start <= self.start < end
+            elif is_here and line.startswith(b"VmFlags:"):
+                return _WAITS in line.split()
+        return False
+
+    def drop(self, pid: int) -> None:
+        """Make all of it missing, whatever was there. Raises OSError."""
+        call_there(pid, NR_MADVISE, self.start, self.size_bytes, _MADV_DONTNEED)
+
+
 class MissingPages:
-    """The pages of a RAM file that a process finds missing; offsets are the file's."""
+    """The pages of a guest's RAM that a process finds missing; offsets are those in the RAM."""
 
     def __init__(
-        self, pid: int, uffd: int, ram_file: Path, mappings: Sequence[Mapping], number: int
+        self,
+        pid: int,
+        uffd: int,
+        ram: SharedRam | AnonymousRam,
+        mappings: Sequence[Mapping],
+        number: int,
     ) -> None:
         self._pid, self._uffd, self._mappings = pid, uffd, tuple(mappings)
-        self._file = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
+        self._ram = ram
         # The descriptor's number in the process that keeps it.
         self.number = number
         # The kernel copies from here: memory that never moves.
@@ -58,27 +154,26 @@ class MissingPages:
         self._poll.register(os.pidfd_open(pid), select.POLLIN)
 
     @classmethod
-    def begin(cls, pid: int, ram_file: Path) -> "MissingPages":
-        """From here on process `pid` waits at each page of `ram_file` that has no memory.
+    def begin(cls, pid: int, ram: SharedRam | AnonymousRam) -> "MissingPages":
+        """From here on process `pid` waits at each page that has no memory; private RAM has none.
 
-        The process must meet the conditions of `call_and_keep`. Raises OSError.
+        The process must meet the conditions of `call_there`. Raises OSError.
         """
-        mappings = find_mappings(pid, ram_file)
-        if not mappings:
-            raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
-        number = call_and_keep(pid, _NR_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
+        mappings = ram.mappings(pid)
+        number = call_there(pid, _NR_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
         uffd = descriptor_of(pid, number)
         fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _MISSING_SHMEM, 0)))
         for start, end, _ in mappings:
             argument = struct.pack("QQQQ", start, end - start, _MODE_MISSING, 0)
             fcntl.ioctl(uffd, _REGISTER, bytearray(argument))
-        return cls(pid, uffd, ram_file, mappings, number)
+        if isinstance(ram, AnonymousRam):
+            ram.drop(pid)
+        return cls(pid, uffd, ram, mappings, number)
 
     @classmethod
-    def again(cls, pid: int, ram_file: Path, number: int) -> "MissingPages":
+    def again(cls, pid: int, ram: SharedRam | AnonymousRam, number: int) -> "MissingPages":
         """Continue after the death of another pager, with the descriptor that `pid` has kept."""
-        mappings = find_mappings(pid, ram_file)
-        return cls(pid, descriptor_of(pid, number), ram_file, mappings, number)
+        return cls(pid, descriptor_of(pid, number), ram, ram.mappings(pid), number)
 
     def faults(self, timeout_ms: int) -> list[int]:
         """The pages that threads wait for, once there are any. OSError: the process ended."""
@@ -103,11 +198,7 @@ class MissingPages:
         The kernel maps some neighbours of a page that is read: these count too. See its
         admin-guide/mm/pagemap.rst. Raises ProcessLookupError: it has ended.
         """
-        try:
-            pagemap = os.open(f"/proc/{self._pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as exc:
-            raise ProcessLookupError(errno.ESRCH, "the process has ended") from exc
-        with open_fd(pagemap) as fd:
+        with _pagemap(self._pid) as fd:
             return [self._is_mapped(fd, offset) for offset in offsets]
 
     def _is_mapped(self, pagemap: int, offset: int) -> bool:
@@ -152,7 +243,7 @@ class MissingPages:
                 try:
                     done = put(shift, at, last)
                 except OSError as exc:
-                    if exc.errno != errno.EEXIST and not self._is_there(at):
+                    if exc.errno != errno.EEXIST and not self._ram.is_present(self._pid, at):
                         tries += 1
                         if exc.errno not in (errno.EAGAIN, errno.EFAULT) or tries > _TRIES:
                             raise
@@ -172,15 +263,6 @@ class MissingPages:
                 raise
             return done
         return int(struct.unpack_from("q", argument, 8 * len(words))[0])
-
-    def _is_there(self, offset: int) -> bool:
-        """Whether the file has memory for a page."""
-        try:
-            return os.lseek(self._file, offset, os.SEEK_DATA) == offset
-        except OSError as exc:
-            if exc.errno == errno.ENXIO:  # only a hole up to the end
-                return False
-            raise
 
     def end(self) -> None:
         """Fill missing pages with zeroes and wake all waiters. Raises OSError."""
@@ -204,3 +286,14 @@ class MissingPages:
             if a < b:
                 found.append((mapping, a, b))
         return found
+
+
+@contextmanager
+def _pagemap(pid: int) -> Iterator[int]:
+    """The kernel's table of a process's pages. Raises ProcessLookupError: it has ended."""
+    try:
+        pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise ProcessLookupError(errno.ESRCH, "the process has ended") from exc
+    with open_fd(pagemap) as fd:
+        yield fd

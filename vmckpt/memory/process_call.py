@@ -4,7 +4,7 @@
 
 Process PID makes system call NUMBER, which returns a descriptor; this program takes that over,
 closes it there, and sends it through the socket: b"0 " and the descriptor, or b"ERRNO why". See
-`memory/borrowed.py`, which starts it. (`call_and_keep` is for a program that is as careful as
+`memory/borrowed.py`, which starts it. (`call_there` is for a program that is as careful as
 this one, `checkpoint/restore/pager.py`: the process keeps what it has made.)
 
 It overwrites no code of PID, which another of its threads could execute: its main thread is
@@ -48,7 +48,10 @@ _MOST_WORDS_BYTES = 8 << 20
 _SYSCALL = b"\x0f\x05"
 _NO_RESTART = (1 << 64) - 1
 _NR_OPEN, _NR_CLOSE, _NR_IOCTL, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 2, 3, 16, 323, 438
-_NAMES = {_NR_OPEN: "open", _NR_IOCTL: "ioctl", _NR_USERFAULTFD: "userfaultfd"}
+NR_MADVISE = 28
+_NAMES = {
+    _NR_OPEN: "open", _NR_IOCTL: "ioctl", _NR_USERFAULTFD: "userfaultfd", NR_MADVISE: "madvise",
+}  # fmt: skip
 # struct seccomp_data, its architecture (x86-64), and what a filter returns for an allowed call.
 _SECCOMP_DATA, _ARCH_X86_64, _ALLOW = struct.Struct("<iI7Q"), 0xC000003E, 0x7FFF0000
 _INSTRUCTION = struct.Struct("<HBBI")  # struct sock_filter
@@ -116,10 +119,11 @@ def be_undisturbed() -> None:
     gc.disable()
 
 
-def call_and_keep(pid: int, number: int, *arguments: int) -> int:
-    """The number of the descriptor that the call created in `pid`, which keeps it. Raises OSError.
+def call_there(pid: int, number: int, *arguments: int) -> int:
+    """What the call returns in `pid`: the number of a descriptor, say, which `pid` keeps.
 
-    Only for a process in its own session that is `be_undisturbed` and has one thread.
+    Raises OSError. Only for a process in its own session that is `be_undisturbed` and has one
+    thread.
     """
     _require_unconfined(pid)
     gate = _syscall_instruction(pid)

@@ -117,9 +117,14 @@ def plain_stream(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator
 
     `ram`: pages of the one block that is absent from the head, by offset; b"" is a page of zeroes.
     """
-    (name,) = head.absent
+    yield plain_begin(head)
+    yield from plain_end(head, ram)
+
+
+def plain_begin(head: StreamHead) -> bytes:
+    """Of `plain_stream`, all that precedes `ram`."""
     total_bytes = sum(size for _, size in head.blocks)
-    yield b"".join(
+    return b"".join(
         [
             _MAGIC,
             bytes([_CONFIGURATION]) + _long(head.machine),
@@ -131,13 +136,22 @@ def plain_stream(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator
             head.pages,
         ]
     )
+
+
+def plain_page(head: StreamHead, offset: int, page: bytes) -> bytes:
+    """Of `plain_stream`, one page of `ram`; others may follow."""
+    (name,) = head.absent
+    return _U64.pack(offset | (_PAGE if page else _ZERO)) + _short(name) + (page or b"\0")
+
+
+def plain_end(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Of `plain_stream`, `ram` and all that follows it."""
     piece, is_first = bytearray(), True
     for offset, page in ram:
-        flags = (_PAGE if page else _ZERO) | (0 if is_first else _SAME_BLOCK)
-        piece += _U64.pack(offset | flags)
         if is_first:
-            piece += _short(name)
-        piece += page or b"\0"
+            piece += plain_page(head, offset, page)
+        else:
+            piece += _U64.pack(offset | (_PAGE if page else _ZERO) | _SAME_BLOCK) + (page or b"\0")
         is_first = False
         if len(piece) >= _PIECE_BYTES:
             yield bytes(piece)

@@ -55,6 +55,11 @@ class PlannedDomain:
     variables: ImageFile | None
 
     @property
+    def has_private_memory(self) -> bool:
+        """Whether its memory can be loaded while its guest runs."""
+        return parse_domain(self.xml).private_memory
+
+    @property
     def images(self) -> tuple[ImageFile, ...]:
         """All files that it is to have of its own."""
         own = (self.variables,) if self.variables else ()

@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from vmckpt.checkpoint.domains.image_pipe import release
+from vmckpt.checkpoint.domains.missing import see_to_memory
 from vmckpt.checkpoint.domains.settle import AGAIN_S
 from vmckpt.checkpoint.restore.making import proof_of
 from vmckpt.deadlines import retry
@@ -115,12 +117,22 @@ def old_of(host: Host, pending: PendingDomain) -> Path:
     return files_of(host, pending.uuid, pending.id).path / "old-guest.save"
 
 
+def image_of(host: Host, pending: PendingDomain) -> Path:
+    """The pipe that libvirt reads the new guest from."""
+    return files_of(host, pending.uuid, pending.id).path / "image"
+
+
 async def settle_all(host: Host, within_s: float = 0.0) -> None:
     """Settle interrupted restores of all domains of this machine that nothing works on.
 
-    What libvirt still saves or loads is waited for, and a libvirtd that does not answer.
+    What libvirt still saves or loads is waited for, and a libvirtd that does not answer, and memory
+    that is still loaded.
     """
     for uuid in await host.list_dir(domain_dir(host, "-").path.parent):
+        # libvirt waits for a QEMU that waits for pages.
+        with suppress(VmckptError):
+            if within_s:
+                await see_to_memory(host, uuid)
         settle_it = partial(_settle_unheld, host, uuid)
         with suppress(VmckptError):  # the next restore tries again
             await retry(settle_it, (BusyError, HostDownError), every_s=AGAIN_S, within_s=within_s)
@@ -142,6 +154,8 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
     pending = await load_from(host, domain_dir(host, uuid).restoring, _SCHEMA)
     if pending is None:
         return
+    # A libvirt that waits for what the dead restore was to write answers nothing about the domain.
+    release(image_of(host, pending))
     domain = await _found(session, host, uuid)
     is_active = domain is not None and domain.is_active
     if domain and is_active and await _is_worked_on(domain, session):

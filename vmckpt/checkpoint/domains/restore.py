@@ -1,7 +1,8 @@
 """Restore a domain's checkpoint into libvirt: the domain itself, or a copy. Runs on its host.
 
 libvirt starts the domain from a save image that is made of the checkpoint, so that it is the same
-domain as before, with nothing of vmckpt's in it. Its memory is loaded before the guest runs.
+domain as before, with nothing of vmckpt's in it. Its memory is loaded while the guest runs, or
+before (`loading.py`).
 
 In place, the domain's guest is first saved by libvirt to a file. Until libvirt has started the new
 guest everything is undone: the images get their content back, and the old guest continues from
@@ -13,21 +14,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import Chunks, write_image
+from vmckpt.checkpoint.domains.loading import DomainLoading
+from vmckpt.checkpoint.domains.missing import see_to_memory
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
 from vmckpt.checkpoint.domains.record import (
     PendingDomain,
     Phase,
     files_of,
+    image_of,
     old_of,
     settle_all,
     settle_restore,
     write_down,
 )
-from vmckpt.checkpoint.domains.save_image import variables_bytes, write_save_image
+from vmckpt.checkpoint.domains.save_image import variables_bytes
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.history import History
@@ -82,10 +85,12 @@ async def restore_domain(
         await _require_trusted(point, source, host)
         plan = _plan(facts, options, host)
         async with _entitled(plan, options, host) as (session, old):
+            loading = DomainLoading(host, plan, point, facts, source)
             work = _DomainRestoring(plan, point, facts, host=host, session=session, old=old)
-            restored = await work.run(options, in_memory=source.secret is not None)
+            restored = await work.run(options, loading)
             warnings = await _recorded(host, plan.uuid, point.manifest, source.location)
             running(replace(restored, warnings=(*restored.warnings, *warnings)))
+            await to_the_end(loading.complete())
 
 
 async def _recorded(
@@ -140,6 +145,7 @@ async def _entitled(
         host.lock(lock_path(host.state_dir, plan.name), action),
         libvirtd(host) as session,
     ):
+        await see_to_memory(host, plan.uuid, plan.name)
         await settle_restore(host, plan.uuid, session)
         await settle(host, plan.uuid)
         if options.in_place:
@@ -179,28 +185,27 @@ class _DomainRestoring:
         self._host, self._session, self._old = host, session, old
         self._files = files_of(host, plan.uuid, new_qemu_id())
 
-    async def run(self, options: RestoreOptions, *, in_memory: bool) -> Restored:
+    async def run(self, options: RestoreOptions, loading: DomainLoading) -> Restored:
         """Run it."""
         began_s = time.monotonic()
-        image = self._files.saved_file(in_memory=in_memory)
         pending = self._pending()
         await (self._require_new_images() if self._old is None else self._require_same())
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._settle)
             await write_down(self._host, pending)
             await self._host.make_dir(self._files.path)
-            if in_memory:
-                await self._host.make_private_dir(image.parent)
-            await finish(in_thread(partial(self._write, image)))
+            await finish(in_thread(self._write_images))
             ready_s = time.monotonic()
             if self._old is not None:
                 await self._switch(pending)
-            await to_the_end(self._started(image, pending))
+            await to_the_end(self._started(loading, pending, lazily=not options.eager))
             ran_s = time.monotonic()
         # Left by `_settle`: the domain runs, so that the restore is finished.
         warnings = [NO_AGENT]
         if options.name is not None and not options.keep_macs and self._facts.macs:
             warnings.append(NEW_MACS)
+        if loading.loaded_before:
+            warnings.append(f"all memory was loaded before the guest ran: {loading.loaded_before}")
         return Restored(
             vm=self._plan.name,
             host=self._host.name,
@@ -261,15 +266,13 @@ class _DomainRestoring:
             remedy=f"make a copy: --as NAME; or {remedy}",
         )
 
-    def _write(self, image: Path) -> None:
-        """Write the images and the save image. Blocking. Raises StorageError, DamagedError."""
+    def _write_images(self) -> None:
+        """Write disks and UEFI variables. Blocking. Raises StorageError, DamagedError."""
         for disk in self._plan.disks:
             chunks = self._point.area(disk.area).stream()
             self._write_image(disk.image, disk.size_bytes, chunks)
         if (variables := self._plan.variables) is not None:
             self._write_image(variables, variables_bytes(self._point, self._facts), ())
-        with storage_errors(f"write {image}"), image.open("xb") as file:
-            write_save_image(file, self._plan.xml, self._point, self._facts)
 
     def _write_image(self, image: ImageFile, size_bytes: int, chunks: Chunks) -> None:
         path = image.path
@@ -286,8 +289,10 @@ class _DomainRestoring:
             if self._old is None:
                 take_name(proof, path)
 
-    async def _started(self, image: Path, pending: PendingDomain) -> None:
-        await self._session.restore(image)
+    async def _started(
+        self, loading: DomainLoading, pending: PendingDomain, *, lazily: bool
+    ) -> None:
+        await loading.start(self._session, image_of(self._host, pending), lazily=lazily)
         await write_down(self._host, pending.at(Phase.RUNNING))
 
     async def _switch(self, pending: PendingDomain) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from vmckpt.checkpoint.facts import DEVICES, RAM, CheckpointFacts
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.stream_head import StreamHead, plain_stream, read_stream_head
-from vmckpt.store.area import Area
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 
@@ -46,22 +45,26 @@ def write_save_image(
     `moved` receives the bytes of memory done, and the total. Raises OSError, RefusedError,
     DamagedError.
     """
+    file.write(image_head(xml))
+    file.writelines(plain_stream(head_of(point, facts), pages_of(point, facts, moved)))
+
+
+def image_head(xml: str) -> bytes:
+    """Of the image, all that precedes the migration stream."""
     words = xml.encode() + b"\0"
-    file.write(_HEADER.pack(_MAGIC, _VERSION, len(words), _WAS_RUNNING, 0, 0))
-    file.write(words)
-    head = _head(point, facts)
-    file.writelines(plain_stream(head, _pages(point.area(RAM), facts.memory_bytes, moved)))
+    return _HEADER.pack(_MAGIC, _VERSION, len(words), _WAS_RUNNING, 0, 0) + words
 
 
 def variables_bytes(point: Checkpoint, facts: CheckpointFacts) -> int:
     """The size of its UEFI variable store. Blocking. Raises RefusedError: it has none."""
     try:
-        return dict(_head(point, facts).blocks)[_VARIABLES]
+        return dict(head_of(point, facts).blocks)[_VARIABLES]
     except KeyError as exc:
         raise _unknown(f"they have no {_VARIABLES}") from exc
 
 
-def _head(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:
+def head_of(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:
+    """What its devices are preceded by. Blocking. Raises RefusedError, DamagedError."""
     try:
         head = read_stream_head(point.blob(DEVICES))
     except ValueError as exc:
@@ -80,12 +83,18 @@ def _unknown(why: str) -> RefusedError:
     )
 
 
-def _pages(
-    area: Area, memory_bytes: int, moved: Callable[[int, int], None]
+def pages_of(
+    point: Checkpoint,
+    facts: CheckpointFacts,
+    moved: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[int, bytes]]:
-    """All pages of the RAM, zeroes too: a new QEMU's memory need not be empty."""
+    """All pages of the RAM by offset, zeroes (b"") too: a new QEMU's memory need not be empty.
+
+    Blocking; `moved` as in `write_save_image`. Raises DamagedError.
+    """
+    area = point.area(RAM)
     present = area.numbers()
-    empty = np.ones(memory_bytes // PAGE_CHUNK_BYTES, bool)
+    empty = np.ones(facts.memory_bytes // PAGE_CHUNK_BYTES, bool)
     empty[present] = False
     for number in np.flatnonzero(empty).tolist():
         yield number * PAGE_CHUNK_BYTES, b""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from shlex import quote
 
 from vmckpt.checkpoint.domains.guard import guard_words
+from vmckpt.checkpoint.domains.missing import see_to_memory
 from vmckpt.checkpoint.domains.record import settle_restore
 from vmckpt.checkpoint.domains.settle import (
     AGAIN_S,
@@ -65,6 +66,7 @@ async def take_domain(
             remedy="see `vmckpt vm list`",
         )
     async with held_domain(domain, "checkpoint create") as (found, session):
+        await see_to_memory(host, uuid, found.name)
         await settle_restore(host, uuid, session)
         await settle(host, uuid)
         now = await seen_again(found, session)

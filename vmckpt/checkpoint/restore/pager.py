@@ -5,12 +5,13 @@
 Each step is a line of JSON from the socket, with one line as answer:
 
     {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
-    {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
+    {"pid", "again": null or the descriptor, "private"}        -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
-Then it serves faults and fetches all other pages until the memory is complete. `noted` is a file of
-page numbers to preload (`first_pages.py`), or null for a pager that replaces another; `key` is the
-file with an encrypted store's secret, or missing.
+Then it serves faults and fetches all other pages until the memory is complete. The guest's RAM is
+`ram_file`, or, if that is null, `private` memory of QEMU: its first address and its size in bytes.
+`noted` is a file of page numbers to preload (`first_pages.py`), or null for a pager that replaces
+another, and for private memory; `key` is the file with an encrypted store's secret, or missing.
 
 Its parent may die meanwhile. It blocks all signals and has one thread. The VM's QEMU keeps a copy
 of the descriptor (`memory/missing_pages.py`): if the pager is killed all the same, the guest waits
@@ -42,9 +43,9 @@ import numpy as np
 
 from vmckpt.checkpoint.restore.first_pages import next_noted, note, put_first, read_noted, runs
 from vmckpt.errors import OperationFailedError, StorageError, VmckptError
-from vmckpt.memory.missing_pages import MissingPages
+from vmckpt.memory.missing_pages import AnonymousRam, MissingPages, SharedRam
 from vmckpt.memory.process_call import be_undisturbed
-from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.state.durable import replace
 from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.open import Access, open_store
@@ -192,21 +193,24 @@ class _RamSource:
 
 
 def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _RamSource) -> None:
-    area = source.area
-    ram_file, noted = Path(where["ram_file"]), where["noted"]
-    laid_out = read_noted(Path(noted)) if noted else []
-    first = put_first(ram_file, area, laid_out)
+    area, noted = source.area, where["noted"]
+    ram_file = Path(where["ram_file"]) if where["ram_file"] else None
+    laid_out = read_noted(Path(noted)) if noted and ram_file else []
+    first = put_first(ram_file, area, laid_out) if ram_file else None
     _say(lines, {"open": len(area.numbers())})
     line = lines.readline()
     if not line:
         return
     vm = json.loads(line)
+    ram = SharedRam(ram_file) if ram_file else AnonymousRam(*vm["private"])
     if vm["again"] is None:
-        missing = MissingPages.begin(vm["pid"], ram_file)
-        there = overwritten(ram_file, area, first)
+        missing = MissingPages.begin(vm["pid"], ram)
+        there = ram.present(vm["pid"])
+        if ram_file is not None and first is not None:
+            put_right(ram_file, area, there & ~first)
     else:
-        missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
-        there = present(ram_file)
+        missing = MissingPages.again(vm["pid"], ram, vm["again"])
+        there = ram.present(vm["pid"])
     _say(lines, {"missing": missing.number})
     pager = PageServer(area, missing, there, laid_out)
     # Loading the devices' state touches pages too: serve from here on.
@@ -279,23 +283,11 @@ def _serve_patiently(pager: PageServer, source: _RamSource, pidfd: int) -> None:
             pager.read_from(source.area)
 
 
-def present(ram_file: Path) -> "np.ndarray":
-    """For each page, whether it has memory."""
-    size_bytes = ram_file.stat().st_size
-    found = np.zeros(size_bytes // PAGE_BYTES, bool)
-    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        for start, end in extents(fd, size_bytes):
-            found[start // PAGE_BYTES : end // PAGE_BYTES] = True
-    return found
-
-
-def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
+def put_right(ram_file: Path, area: Any, written: "np.ndarray") -> None:
     """Restore pages that QEMU itself has written: no guest runs yet."""
-    found = present(ram_file)
     with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        for number in np.flatnonzero(found & ~but).tolist():
+        for number in np.flatnonzero(written).tolist():
             os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
-    return found
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from vmckpt.errors import OperationFailedError, StorageError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId, identify
+from vmckpt.memory.missing_pages import AnonymousRam
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import Schema, load_from, save_to
@@ -30,17 +31,20 @@ ANSWER_S, POLL_S = 30.0, 0.02
 class Missing:
     """missing.json, while memory of a QEMU is being loaded: from where, by whom, into what.
 
-    `key` is the file with the store's secret, `descriptor` the number of the userfaultfd in QEMU,
-    `lost` why a page could not be loaded.
+    The guest's RAM is `ram_file`, or else `private` memory of QEMU. `key` is the file with the
+    store's secret, `descriptor` the number of the userfaultfd in QEMU, `lost` why a page could not
+    be loaded. `qemu`: the process, if no record of a VM names it (a domain's).
     """
 
     store: str
     checkpoint: str
-    ram_file: Path
+    ram_file: Path | None = None
     key: Path | None = None
     descriptor: int | None = None
     pager: ProcessId | None = None
     lost: str | None = None
+    private: AnonymousRam | None = None
+    qemu: ProcessId | None = None
 
 
 MISSING = Schema(
@@ -69,14 +73,15 @@ class PagerProcess:
         location: str,
         checkpoint_id: str,
         log: Path,
-        ram_file: Path,
+        ram_file: Path | None,
         *,
         noted: Path | None = None,
         key: Path | None = None,
     ) -> Self:
         """Start a pager, which opens the checkpoint concurrently; see `opened`. Raises OSError.
 
-        The pages in `noted` (see `first_pages.py`) are put into the RAM file before it is used.
+        The pages in `noted` (see `first_pages.py`) are put into the RAM file before it is used;
+        without such a file `attach` says where the memory is.
         `key` opens an encrypted store (`checkpoint/secret.py`); it is removed with the last page.
         """
         ours, theirs = socket.socketpair()
@@ -96,7 +101,7 @@ class PagerProcess:
             {
                 "store": location,
                 "checkpoint": checkpoint_id,
-                "ram_file": str(ram_file),
+                "ram_file": str(ram_file) if ram_file else None,
                 "noted": str(noted) if noted else None,
                 "key": str(key) if key else None,
             }
@@ -107,15 +112,22 @@ class PagerProcess:
         """Wait until it has opened the checkpoint. Raises OperationFailedError."""
         await self._answer()
 
-    async def attach(self, qemu: Qemu, again: int | None = None) -> None:
-        """From here on QEMU waits at missing pages, and the pager serves them.
+    async def attach(
+        self, pid: int, again: int | None = None, *, private: AnonymousRam | None = None
+    ) -> None:
+        """From here on the QEMU of that pid waits at missing pages, and the pager serves them.
 
         Raises OperationFailedError.
         """
-        self._tell({"pid": qemu.process.pid, "again": again})
+        where = None if private is None else (private.start, private.size_bytes)
+        self._tell({"pid": pid, "again": again, "private": where})
         answer = await self._answer()
         self._missing = replace(
-            self._missing, descriptor=answer["missing"], pager=identify(self._process.pid)
+            self._missing,
+            descriptor=answer["missing"],
+            pager=identify(self._process.pid),
+            private=private,
+            qemu=identify(pid) if private else None,
         )
 
     async def go(self, host: Host, files: QemuDir) -> None:
@@ -219,7 +231,9 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
             successor = await PagerProcess.start(*where, key=missing.key)
             try:
                 await successor.opened()
-                await successor.attach(qemu, missing.descriptor)
+                await successor.attach(
+                    qemu.process.pid, missing.descriptor, private=missing.private
+                )
                 await successor.go(host, qemu.files)
             except BaseException:
                 await finish(successor.end())

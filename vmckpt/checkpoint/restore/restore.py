@@ -370,7 +370,7 @@ class _Restoring:
     async def _have_memory(self, qemu: Qemu, helper: PagerProcess | None) -> None:
         """Have memory loaded, or served on demand."""
         if helper is not None:
-            await helper.attach(qemu)
+            await helper.attach(qemu.process.pid)
         elif not self._is_whole:  # a VM saved as a whole brings memory with the devices
             await in_thread(self._fill)
 

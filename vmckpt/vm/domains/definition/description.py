@@ -51,7 +51,7 @@ class Description(NamedTuple):
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
     host; `huge_pages`: its memory is in the host's pool of huge pages; `guest_agent`: it has a port
-    for the agent in the guest.
+    for the agent in the guest; `private_memory`: its memory is its QEMU's alone, in no file.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Description(NamedTuple):
     has_tpm: bool
     huge_pages: bool
     guest_agent: bool
+    private_memory: bool
     heartbeat_id: int | None
 
     @property
@@ -108,6 +109,7 @@ def parse_domain(xml: str) -> Description:
             variables=store.path if (store := variables_of(root)) else None,
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             huge_pages=root.find("memoryBacking/hugepages") is not None,
+            private_memory=root.find("memoryBacking") is None and root.find("cpu/numa") is None,
             guest_agent=root.find(_AGENT) is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
