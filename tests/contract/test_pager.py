@@ -27,7 +27,7 @@ from vmckpt.checkpoint.restore.first_pages import read_noted
 from vmckpt.checkpoint.restore.paging import PagerProcess, is_whole, see_to_pages
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore import restore
-from vmckpt.errors import VmLostError
+from vmckpt.errors import OperationFailedError, VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
 from vmckpt.memory.missing_pages import AnonymousRam, SharedRam
@@ -481,3 +481,23 @@ def test_a_pager_that_is_quicker_than_qemu_finds_the_directory_of_the_memory(
     ((directory, mode),) = found
     assert mode == 0o700
     assert not directory.exists()  # nothing of it is left
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_a_pager_that_has_loaded_everything_has_not_died(guest: Guest, died: bool) -> None:
+    """Libvirt still started the guest, and the restore was given up: "its pager was killed"."""
+
+    async def go() -> None:
+        pager = await guest.paged()
+        if died:
+            pager._process.kill()
+        else:
+            await pager.go(guest.host, guest.qemu.files)
+        await pager.alive_during(asyncio.sleep(3600 if died else 3.0))
+
+    if died:
+        with pytest.raises(OperationFailedError, match="could not be read"):
+            asyncio.run(go())
+    else:
+        asyncio.run(go())
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()

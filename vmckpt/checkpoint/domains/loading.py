@@ -74,7 +74,7 @@ class DomainLoading:
                 elif not isinstance(fed.exception(), BrokenPipeError):  # then libvirt says why
                     fed.result()
                 pipe.close()
-                await started
+                await self._with_pages(started)
             except BaseException:
                 await finish(self._give_up())
                 await finish(pipe.spoil(started))
@@ -85,6 +85,14 @@ class DomainLoading:
         if self._pager is not None:
             await self._pager.ended()
             await see_to_memory(self._host, self._plan.uuid, self._plan.name)
+
+    async def _with_pages(self, started: "asyncio.Future[None]") -> None:
+        """Wait for what may wait for pages. Raises OperationFailedError: the pager died."""
+
+        async def outcome() -> None:
+            await asyncio.shield(started)
+
+        await (outcome() if self._pager is None else self._pager.alive_during(outcome()))
 
     async def _feed(self, pipe: ImagePipe) -> None:
         head = await in_thread(partial(head_of, self._point, self._facts))

@@ -146,8 +146,8 @@ class PagerProcess:
         waiting, working = asyncio.ensure_future(self.ended()), asyncio.ensure_future(work)
         try:
             await asyncio.wait({waiting, working}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
+            if working.done() or waiting.result() == 0:  # it has loaded everything, or QEMU ended
+                return await working
             raise OperationFailedError(
                 "the guest's memory could not be read",
                 why=self._last_words() or "its pager was killed",
