@@ -556,6 +556,32 @@ def test_another_qemu_of_the_same_vm_runs_on(
         assert kept.wait(10) == -9
 
 
+@pytest.mark.parametrize("is_link", [True, False])
+def test_no_record_that_every_user_may_write_names_another_qemu(
+    host: LocalHost, place: Path, files: QemuDir, device: Path, *, is_link: bool
+) -> None:
+    """It hid behind a record of its own in /tmp, a directory of root's."""
+    user = set_it_up(host, files, image(place / "disk.qcow2"))
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    record = shared / "user.json"
+    if is_link:
+        record.symlink_to(files.user)
+    else:
+        record.write_text(user.to_json())
+    os.lchown(record, user.uid, user.uid)
+    sleep = [PYTHON, "-I", "-S", "-c", WAITS, "-pidfile", str(shared / "pid")]
+    with subprocess.Popen(user.command(sleep), stdout=subprocess.PIPE) as claims:
+        assert claims.stdout is not None
+        assert claims.stdout.readline() == b"here\n"
+        run(end_qemu(host, Path("/dev/shm"), files))
+        try:
+            assert claims.wait(2) == -9
+        finally:
+            claims.kill()
+
+
 class Theirs:
     """A VM's image in a directory that belongs to another user, beside what is root's."""
 

@@ -5,16 +5,20 @@ processes if the sandbox is off. It cannot become another user.
 """
 
 import asyncio
+import re
+import stat
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.users.users import VmUser, owner_of, user_of
+from vmckpt.vm.users.users import VmUser, user_of
 
 END_S = 5.0
 _POLL_S = 0.01
+# Two files of root's with their modes, by stat(1).
+_ROOTS = re.compile(r"0 ([0-9a-f]{1,8})\n0 ([0-9a-f]{1,8})\n")
 
 
 async def end_all_of(host: Host, files: QemuDir) -> None:
@@ -68,8 +72,18 @@ async def _is_anothers(host: Host, files: QemuDir, user: VmUser, process: Proces
     if before == output or not pid_file.is_absolute():
         return False
     directory = await host.resolve(pid_file.parent)
-    if directory == await host.resolve(files.path) or await owner_of(host, directory) != 0:
-        return False
     other = files._replace(path=directory)
+    if directory == await host.resolve(files.path) or not await _is_roots(host, other):
+        return False
     theirs = await user_of(host, other)
     return theirs is not None and theirs.uid == user.uid
+
+
+async def _is_roots(host: Host, files: QemuDir) -> bool:
+    """Whether root alone can have put `user.json` there: every user may put one into /tmp."""
+    done = await host.run(["stat", "-c", "%u %f", "--", str(files.path), str(files.user)])
+    if (found := _ROOTS.fullmatch(done.stdout)) is None:
+        return False
+    directory, record = (int(mode, 16) for mode in found.groups())
+    is_closed = not directory & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(directory) and is_closed and stat.S_ISREG(record)
