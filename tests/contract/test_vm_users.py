@@ -660,6 +660,90 @@ def test_nor_as_an_image_that_is_removed_with_its_vm(theirs: Theirs) -> None:
     assert not theirs.secret.exists()
 
 
+def given(theirs: Theirs, files: QemuDir, disk: Path) -> VmUser:
+    """As a VM with that image starts."""
+    return set_it_up(replace(theirs.host, vm_uids=UIDS), files, disk)
+
+
+def test_no_file_of_roots_is_a_vms_by_a_link_in_place_of_its_image(
+    theirs: Theirs, files: QemuDir, device: Path
+) -> None:
+    """It became that VM's, and its guest could read and write it."""
+    before = shown(theirs.secret)
+    theirs.leads_to(theirs.secret)
+    with pytest.raises(RefusedError, match="cannot be given") as refused:
+        given(theirs, files, theirs.image)
+    assert "'disk.raw'" in refused.value.why
+    assert shown(theirs.secret) == before
+    # Nor by a link of root's that this user has moved there.
+    os.lchown(theirs.image, 0, 0)
+    with pytest.raises(RefusedError, match="cannot be given"):
+        given(theirs, files, theirs.image)
+    assert shown(theirs.secret) == before
+
+
+def test_nor_as_what_an_image_stands_on(theirs: Theirs, files: QemuDir, device: Path) -> None:
+    base = theirs.directory / "base.qcow2"
+    disk = image(theirs.directory / "disk.qcow2", base, b"raw")
+    theirs.secret.chmod(0o600)
+    before = shown(theirs.secret)
+    base.symlink_to(theirs.secret)
+    os.lchown(base, PERSON, PERSON)
+    text = SPEC.format(disk=disk) + 'format = "qcow2"\n'
+    spec = parse_spec(text, "spec", theirs.host.state_dir)
+    with pytest.raises(RefusedError, match="cannot be given"):
+        run(set_up(replace(theirs.host, vm_uids=UIDS), spec, files, has_kvm=False))
+    assert shown(theirs.secret) == before
+
+
+def test_nor_by_a_link_in_place_of_a_directory_above_it(
+    theirs: Theirs, files: QemuDir, device: Path
+) -> None:
+    (theirs.tree / "file").chmod(0o600)
+    before = shown(theirs.tree / "file")
+    below = theirs.directory / "images"
+    below.symlink_to(theirs.tree)
+    os.lchown(below, PERSON, PERSON)
+    with pytest.raises(RefusedError, match="cannot be given"):
+        given(theirs, files, below / "file")
+    assert shown(theirs.tree / "file") == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "goes"), [(0o777, False), (0o2775, False), (0o1777, True), (0o755, True)]
+)
+def test_links_of_roots_lead_to_an_image_where_others_cannot_replace_them(
+    theirs: Theirs, files: QemuDir, device: Path, place: Path, mode: int, *, goes: bool
+) -> None:
+    links = place / "links"
+    links.mkdir()
+    os.chown(links, 0, PERSON)
+    links.chmod(mode)
+    (links / "disk").symlink_to("../hop")
+    (place / "hop").symlink_to(theirs.secret)
+    if goes:
+        user = given(theirs, files, links / "disk")
+        assert shown(theirs.secret) == (user.uid, user.uid, 0o600)
+    else:
+        with pytest.raises(RefusedError, match="cannot be given"):
+            given(theirs, files, links / "disk")
+        assert shown(theirs.secret)[0] == 0
+
+
+def test_an_image_of_roots_in_a_users_directory_is_a_vms(
+    theirs: Theirs, files: QemuDir, device: Path
+) -> None:
+    user = given(theirs, files, theirs.image)
+    assert shown(theirs.image) == (user.uid, user.uid, 0o600)
+
+
+def test_links_without_end_are_an_error(theirs: Theirs, place: Path) -> None:
+    (place / "one").symlink_to("two")
+    (place / "two").symlink_to("one")
+    with pytest.raises(StorageError, match="own user the owner"):
+        grant(theirs.host, GrantKind.OWN, place / "one")
+
+
 def test_links_and_directories_of_roots_are_followed(theirs: Theirs, place: Path) -> None:
     link = place / "disk.raw"
     link.symlink_to(theirs.secret)

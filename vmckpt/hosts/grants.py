@@ -1,20 +1,25 @@
 """Root grants a VM's own user access to files of a host, as far as its QEMU needs them.
 
-Only directories' symbolic links are followed: a link instead of a file is refused. A file of a
-regular user is refused too: vmckpt changes the owner only of files of root and of VMs' users.
+Of symbolic links only root's are followed, where no other user may have led the path. A file of a
+regular user is refused: vmckpt changes the owner only of files of root and of VMs' users.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.uids import Uids
 
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+# As many as the kernel follows (path_resolution(7)).
+_MOST_LINKS = 40
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # Of a device that only root may use.
 _GROUP_RW = stat.S_IRGRP | stat.S_IWGRP
@@ -133,12 +138,61 @@ def _device(path: Path, group: int) -> list[int]:
 
 @contextmanager
 def _held(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """The file at the path itself, held so that it stays the same one for the block."""
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """The file at the path, held so that it stays the same one for the block."""
+    fd = _opened(path)
     try:
         yield f"/proc/self/fd/{fd}", os.fstat(fd)
     finally:
         os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    """The file at an absolute path. Raises OSError, RefusedError.
+
+    A link of another user, or in a directory that another user may change, could lead to any file.
+    """
+    trusted, is_ours, links = trusted_users(), True, 0
+    fd, rest = os.open("/", _HOLD), list(reversed(path.parts[1:]))
+    try:
+        while rest:
+            name = rest.pop()
+            is_ours = is_ours and _is_closed(os.fstat(fd), trusted)
+            found = os.open(name, _HOLD, dir_fd=fd)
+            status = os.fstat(found)
+            if not stat.S_ISLNK(status.st_mode):
+                os.close(fd)
+                fd = found
+                continue
+            target = Path(os.readlink("", dir_fd=found))
+            os.close(found)
+            if not is_ours or status.st_uid not in trusted:
+                raise _led_astray(path, name)
+            if (links := links + 1) > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            if target.is_absolute():
+                os.close(fd)
+                fd = os.open("/", _HOLD)
+            rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_closed(directory: os.stat_result, trusted: Collection[int]) -> bool:
+    """Whether others than trusted users cannot replace what these put there."""
+    mode = directory.st_mode
+    by_group = mode & stat.S_IWGRP and directory.st_gid != 0
+    is_open = (by_group or mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+    return directory.st_uid in trusted and not is_open
+
+
+def _led_astray(path: Path, link: str) -> RefusedError:
+    return RefusedError(
+        f"{path} cannot be given to a VM's own user",
+        why=f"another user may change where the link '{link}' on the way leads",
+        remedy="name the file itself, or keep it in directories that only root may change",
+    )
 
 
 def _require_file(path: Path, found: os.stat_result) -> None:

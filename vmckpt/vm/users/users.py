@@ -173,8 +173,9 @@ def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
 
 
 async def below(host: Host, image: Path) -> AsyncIterator[Path]:
-    """The backing files of a qcow2 image, as far as only root can have set them.
+    """The backing files of a qcow2 image at its real path, as far as only root can have set them.
 
+    Links at their ends are not followed: another user may have put one there.
     A guest that has broken out of QEMU can write anything into its own image, and any guest can
     into a raw one: it would get access to every file named there.
     """
@@ -183,11 +184,12 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
         if not (name := await backing_of(host, image)):
             return
         is_layered = await names_layered(host, image)
-        image = await host.resolve(image.parent / name.removeprefix("file:"))
+        base = image.parent / name.removeprefix("file:")
+        image = await host.resolve(base)
         if image in seen or not await host.exists(image):
             return  # QEMU reports it
         seen.add(image)
-        yield image
+        yield base
 
 
 async def owner_of(host: Host, path: Path) -> int | None:
@@ -272,12 +274,13 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
     for path, is_writable in wanted:
         image = await host.resolve(path)
         if await host.exists(image):  # otherwise QEMU reports it
-            # Before it is the VM's: what that writes into it is not trusted. A raw image is written
-            # entirely by its guest, so it is untrusted.
+            # By their names, not where these lead: `grant` knows whose links it may follow.
+            yield _image(path, user, writable=is_writable)
+            # Found before it is the VM's: what that writes into it is not trusted. A raw image is
+            # written entirely by its guest, so it is untrusted.
             if path in layered:
                 async for base in below(host, image):
                     yield _image(base, user, writable=False)
-            yield _image(image, user, writable=is_writable)
 
 
 def _image(path: Path, user: VmUser, *, writable: bool) -> Grant:
