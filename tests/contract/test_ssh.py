@@ -5,8 +5,11 @@ import getpass
 import os
 import signal
 import socket
+import struct
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from vmckpt.hosts.ssh import wire
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.hosts.ssh.login import Login, log_in
+from vmckpt.hosts.ssh.settings import read_settings
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +222,80 @@ def test_a_server_that_stays_silent_is_given_up(server: Sshd, tmp_path: Path) ->
         entry = at(server.entry("a", tmp_path), port=silent.getsockname()[1], config=mine)
         error = refusal(entry)
     assert error.what == "the SSH server of a does not answer like one"
+
+
+def packet(payload: bytes) -> bytes:
+    """A message before encryption (RFC 4253, 6)."""
+    padding = 16 - (len(payload) + 5) % 8
+    return struct.pack(">IB", len(payload) + padding + 1, padding) + payload + bytes(padding)
+
+
+def text(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+METHODS = [b"curve25519-sha256@libssh.org", b"ssh-ed25519", *[b"aes128-ctr"] * 2,
+           *[b"hmac-sha2-256"] * 2, b"none", b"none", b"", b""]  # fmt: skip
+
+
+def offer(methods: list[bytes]) -> bytes:
+    return packet(b"\x14" + bytes(16) + b"".join(map(text, methods)) + bytes(5))
+
+
+def reply(key: bytes, point: bytes, signature: bytes) -> bytes:
+    return packet(b"\x1f" + text(text(b"ssh-ed25519") + text(key)) + text(point) + text(signature))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [offer([b"\xff", *METHODS[1:]])],
+        [packet(b"\x01" + struct.pack(">I", 2) + text(b"\xff") + text(b""))],
+        [offer(METHODS), packet(b"\x1f")],
+        [offer(METHODS), reply(b"short", b"\2" * 32, b"none")],
+        [offer(METHODS), reply(b"\1" * 32, bytes(32), b"none")],
+        [offer(METHODS), reply(b"\1" * 32, b"\x09" + bytes(31), text(b"ssh-ed25519") + text(b"x"))],
+    ],
+    ids=["names", "reason", "empty", "key", "point", "signature"],
+)
+def test_a_server_that_talks_nonsense_is_a_host_that_does_not_answer(
+    server: Sshd, tmp_path: Path, messages: list[bytes]
+) -> None:
+    """Each was a bug of vmckpt's, which ended every command on the VMs of all hosts."""
+
+    def talk(listening: socket.socket) -> None:
+        with listening.accept()[0] as sock, suppress(OSError):
+            sock.sendall(b"SSH-2.0-x\r\n")
+            for message in messages:
+                sock.recv(1 << 16)
+                sock.sendall(message)
+            while sock.recv(1 << 16):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=talk, args=(listening,), daemon=True).start()
+        error = refusal(at(server.entry("a", tmp_path), port=listening.getsockname()[1]))
+    assert error.what == "the SSH server of a does not answer like one"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7), ("1m", 60), ("1h30M5", 5405), ("none", 10), ("0", 10), ("999w", 86400)],
+)
+def test_times_are_read_as_ssh_reads_them(tmp_path: Path, text: str, seconds: float) -> None:
+    mine = tmp_path / "config"
+    mine.write_text(f"ConnectTimeout {text}\n")
+    assert read_settings(Address("a", "me", None, mine)).timeout_s == seconds
+
+
+@pytest.mark.parametrize(
+    "line", ["ConnectTimeout inf", "ConnectTimeout 1y", "UserKnownHostsFile ~no-one-has-it/known"]
+)
+def test_settings_that_mean_nothing_are_refused(tmp_path: Path, line: str) -> None:
+    mine = tmp_path / "config"
+    mine.write_text(f"{line}\n")
+    with pytest.raises(UsageError, match="cannot be used"):
+        read_settings(Address("a", "me", None, mine))
 
 
 def test_a_host_without_vmckpt(server: Sshd, tmp_path: Path) -> None:

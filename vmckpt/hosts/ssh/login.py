@@ -8,7 +8,7 @@ from typing import Any
 
 import paramiko
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import UsageError, VmckptError
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.failures import no_proxy, out_of_reach, translated, unreachable
 from vmckpt.hosts.ssh.known_hosts import KnownHosts
@@ -72,9 +72,12 @@ def _authenticate(client: paramiko.SSHClient, name: str, settings: Settings, str
             banner_timeout=settings.timeout_s,
             auth_timeout=AUTH_TIMEOUT_S,
         )
+    except VmckptError:
+        raise
     except paramiko.BadHostKeyException as exc:
         raise known.changed(exc.key) from exc
-    except (paramiko.SSHException, EOFError, OSError) as exc:
+    # Whatever a malformed message causes in paramiko's thread is raised here.
+    except Exception as exc:
         raise translated(name, f"{settings.user}@{settings.host}", exc) from exc
 
 
@@ -136,7 +139,7 @@ def _dial_over(
         channel = transport.open_channel(
             "direct-tcpip", where, ("127.0.0.1", 0), timeout=CONNECT_TIMEOUT_S
         )
-    except (paramiko.SSHException, EOFError, OSError) as exc:
+    except Exception as exc:  # as in `_authenticate`
         jump.close()
         raise out_of_reach(name, last, where, exc) from exc
     return jump, _OverJump(channel)

@@ -6,6 +6,7 @@ UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match select as in ss
 
 import getpass
 import os
+import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ SSH_PORT = 22
 # `Match exec` imports a package on first use, which two threads must not do at once.
 _one_at_a_time = threading.Lock()
 CONNECT_TIMEOUT_S = 10.0
+_TIME_PART = re.compile(r"([0-9]{1,9})([smhdw]?)", re.ASCII)
+_TIME = re.compile(rf"(?:{_TIME_PART.pattern})+", re.IGNORECASE | re.ASCII)
+_TIME_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MOST_TIMEOUT_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +84,27 @@ def read_settings(address: Address) -> Settings:
             use_agent=found.get("identitiesonly", "no") != "yes",
             jumps=() if jumps == _NO else tuple(jumps.split(",")),
             command=None if command == _NO else command,
-            timeout_s=float(found.get("connecttimeout", CONNECT_TIMEOUT_S)),
+            timeout_s=_timeout_s(found.get("connecttimeout", _NO)),
         )
-    # ImportError: `Match exec` needs a package that is missing.
-    except (OSError, ValueError, ImportError, paramiko.SSHException) as exc:
+    # ImportError: `Match exec` needs a package that is missing. RuntimeError: a home directory of
+    # an unknown user.
+    except (OSError, ValueError, ImportError, RuntimeError, paramiko.SSHException) as exc:
         raise UsageError(
             f"the SSH configuration for {address.host} cannot be used",
             why=str(exc),
             remedy=f"fix {' or '.join(str(path) for path in paths)}",
         ) from exc
+
+
+def _timeout_s(text: str) -> float:
+    """A time as in ssh_config(5), such as 90 or 1m30s. Raises ValueError.
+
+    Without a limit (none, 0) ssh(1) waits for the kernel; here the usual one applies.
+    """
+    if text == _NO:
+        return CONNECT_TIMEOUT_S
+    if not _TIME.fullmatch(text):
+        raise ValueError(f"ConnectTimeout {text} is not a time")
+    parts = _TIME_PART.findall(text.lower())
+    found = float(sum(int(number) * _TIME_UNITS_S[unit] for number, unit in parts))
+    return min(found, _MOST_TIMEOUT_S) or CONNECT_TIMEOUT_S

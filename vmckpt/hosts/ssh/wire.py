@@ -122,6 +122,7 @@ def _start(name: str, login: Login, argv: list[str]) -> paramiko.Channel:
         channel = login.client.get_transport().open_session(timeout=CONNECT_TIMEOUT_S)
         # SSH passes one line to the remote user's shell: each word is quoted for it.
         channel.exec_command(shlex.join(argv))
-    except (paramiko.SSHException, EOFError, OSError) as exc:
+    # Whatever a malformed message causes in paramiko's thread is raised here.
+    except Exception as exc:
         raise runs_nothing(name, exc) from exc
     return channel
