@@ -93,6 +93,7 @@ def test_a_full_disk_does_not_hide_a_recovery(source: LocalHost) -> None:
     assert ended == RECOVERY
 
 
+COMPLETED = json.loads(json.dumps(builtins(REPORT)))
 HOSTILE: dict[str, dict[str, Any]] = {
     "no time": {"began_unix_s": "x"},
     "no date": {"began_unix_s": 1e300},
@@ -101,6 +102,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "no samples": {"samples": [{"at_s": "x"}]},
     "no result": {"result": {"outcome": "completed", "total_time_s": "x"}},
     "another format": {"format": 2},
+    "no time of holding": {"request": {"vm": "web", "held_s": "x"}},
+    "no number of channels": {"request": {"vm": "web", "channels": "x"}},
+    "less than nothing to copy": {"request": {"vm": "web", "disk_bytes": -1}},
+    "no report": {"result": {"outcome": "completed"}},
+    "channels that are none": {"result": COMPLETED | {"channels": "x"}},
+    "endless devices": {"result": COMPLETED | {"device_out_s": 1e308, "device_back_s": 1e308}},
 }
 
 
@@ -114,6 +121,16 @@ def test_a_record_of_the_source_that_is_none_is_not_kept_here(source: LocalHost,
     assert isinstance(ended, MigrationReport)
     assert [event.code for event in said if isinstance(event, Note)] == ["record"]
     assert RunRecord.load(runs_dir() / "r1.json").request == {"vm": "web", "source": "a"}
+
+
+def test_a_record_that_is_one_is_kept_here(source: LocalHost) -> None:
+    path = source.state_dir / "runs/r1.json"
+    request = {"vm": "web", "channels": None, "compression": "zstd", "in_turn": False, "more": [1]}
+    theirs = json.loads(path.read_text()) | {"request": request, "result": COMPLETED}
+    path.write_text(json.dumps(theirs))
+    watched(source, MigrationResult(report=REPORT))
+    kept = RunRecord.load(runs_dir() / "r1.json")
+    assert (kept.request, kept.result) == (request, COMPLETED)
 
 
 def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NotRequired, Required, TypedDict
 
-from vmckpt.codec import convert
+from vmckpt.codec import convert, require_within
 from vmckpt.errors import (
     CancelledByUserError,
     HostDownError,
@@ -22,7 +22,7 @@ from vmckpt.errors import (
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, unless_gone
-from vmckpt.foreign import MalformedError, parse
+from vmckpt.foreign import MOST_INTEGER, MalformedError, parse
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
 from vmckpt.hosts.inventory.directories import runs_dir
@@ -120,9 +120,17 @@ class _RecordedRequest(TypedDict, total=False):
     vm: str
     source: str
     target: str
+    driver: str
+    method: str
+    channels: int | None
+    compression: str | None
+    max_downtime_ms: int
     disk_bytes: int | None
     hole_pages: int | None
     bandwidth_bytes_per_s: int | None
+    held_s: float | None
+    guest_agent: bool
+    in_turn: bool
 
 
 class _RecordedResult(TypedDict, total=False):
@@ -141,9 +149,7 @@ class _RecordedResult(TypedDict, total=False):
 
 
 class _RecordedRun(TypedDict):
-    """The header of a run record: commands read all records, and an invalid one would make them
-    fail.
-    """
+    """What commands use of a run record: they read all of them, and fail on an invalid one."""
 
     format: int
     began_unix_s: float
@@ -155,6 +161,8 @@ class _RecordedRun(TypedDict):
 
 # Later times have no date that can be shown.
 LATEST_UNIX_S = 1 << 37
+# No run takes as many milliseconds, and no sum of such figures is infinite.
+_MOST_TIME = 1 << 50
 
 
 async def _conclude(
@@ -213,7 +221,12 @@ async def _fetch(source: Host, path: Path) -> None:
         return
     try:
         data = parse(text, most_bytes=MOST_TEXT_BYTES)
-        convert(_RecordedRun, data)
+        run = convert(_RecordedRun, data)
+        _require_plausible(run["request"])
+        if result := run.get("result"):
+            _require_plausible(result)
+            if result["outcome"] == "completed":
+                convert(MigrationReport, data["result"])
         for event in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
             from_record(event)
         if data["format"] != FORMAT:
@@ -231,6 +244,13 @@ async def _fetch(source: Host, path: Path) -> None:
     fields = {name: data.get(name) for name in RunRecord.__slots__}
     record = {"format": data["format"], **fields, "run": path.stem, "operation": "migrate"}
     write_durably(path, json.dumps(record))
+
+
+def _require_plausible(figures: _RecordedRequest | _RecordedResult) -> None:
+    """Raises MalformedError: forecasts and metrics add them up."""
+    for name, value in figures.items():
+        if isinstance(value, int | float):
+            require_within(name, value, _MOST_TIME if isinstance(value, float) else MOST_INTEGER)
 
 
 def _complete(path: Path, result: dict[str, str]) -> None:
