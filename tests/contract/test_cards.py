@@ -1,6 +1,7 @@
 """Which cards a host has to give, by a tree that stands for its /sys: PCI functions and vGPUs."""
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
@@ -15,7 +17,16 @@ from vmckpt.preflight.finding import Finding, ask
 from vmckpt.preflight.passthrough import passthrough_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.passthrough.cards import SYSFS, VFIO_DEVICES, Card, cards_of, choose
+from vmckpt.vm.passthrough.cards import (
+    SYSFS,
+    VFIO_DEVICES,
+    Card,
+    cards_of,
+    cards_of_vm,
+    choose,
+    read_given,
+    taken_on,
+)
 from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.passthrough.plug import functions, reserve
 from vmckpt.vm.paths import QemuDir, vm_dir
@@ -263,3 +274,30 @@ def test_a_group_that_cannot_be_opened_is_not_given_away(ours: StandIn) -> None:
     assert address == ""
     assert "/dev/vfio/0 cannot be opened (0000:41:00.0)" in why
     assert "Is a directory" in why
+
+
+@pytest.mark.parametrize("line", [f"0x0 0x{'f' * 2000} 0x0", "0x0 ffff 0x0", "0x0 0x\u00b2 0x0"])
+def test_windows_that_no_card_has_are_the_hosts_own_error(
+    ours: StandIn, theirs: StandIn, line: str
+) -> None:
+    """Of a host that was broken into: a number of 8,000 bits was a bug of vmckpt's."""
+    theirs.function("0000:81:00.0", GPU, "vfio-pci", gib=64)
+    ours.function("0000:41:00.0", GPU, "vfio-pci")
+    (ours.sys / "devices/pci/0000:41:00.0/resource").write_text(f"{line}\n")
+    with pytest.raises(OperationFailedError, match="cannot list the PCI devices of a"):
+        asyncio.run(choose(ours, device(GPU), set()))
+
+
+@pytest.mark.parametrize("addresses", [["0000:01:00.x", "0000:01:00.1"], ["", ""], ["\u00b2"] * 2])
+def test_devices_of_no_address_were_given_to_nobody(ours: StandIn, addresses: list[str]) -> None:
+    files = vm_dir(ours.state_dir, "web").qemu("q1")
+
+    async def play() -> dict[str, list[str]]:
+        await ours.make_dir(files.path)
+        await ours.write_text(files.given, json.dumps({"dev0": addresses}))
+        assert await taken_on(ours) == set()
+        assert await cards_of_vm(ours, files) == {}
+        return await read_given(ours, files)
+
+    found = asyncio.run(play())
+    assert [one["id"] for one in functions(device(GPU), found.get("dev0", []))] == ["dev0"]

@@ -1,5 +1,7 @@
 """A host's cards for passthrough: what the kernel shows, and which VM has each."""
 
+import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +53,9 @@ for d in "$1"/class/mdev_bus/*/mdev_supported_types/"$2"; do
     echo "${on##*/} $number"
 done
 """
+# Of a PCI function, or a mediated device; and what the kernel shows of a resource.
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|[0-9a-f-]{36}")
+_WINDOW = re.compile(r"0x[0-9a-f]{1,16}-0x[0-9a-f]{1,16}")
 # The number of a PCI function's resources that are its own BARs.
 BARS = 6
 _OPEN = 'exec 3<>"$1"'
@@ -96,10 +101,11 @@ class Card(NamedTuple):
 
 
 def parse_functions(text: str) -> list[Function]:
-    """Parse the output of `_LIST`. Pure."""
+    """Parse the output of `_LIST`. Raises ValueError. Pure."""
     found = []
     for line in text.splitlines():
         address, name, *rest = line.split()
+        _require_address(address)
         driver, version, group, part_of, shown, windows = (word[:-1] for word in rest)
         # Before Linux 6.1 only a driver's name shows that it is VFIO's, or a vendor's VFIO driver.
         is_vfio = bool(shown) or driver.replace("-", "_").endswith("vfio_pci")
@@ -110,7 +116,14 @@ def parse_functions(text: str) -> list[Function]:
     return found
 
 
+def _require_address(text: str) -> None:
+    if not _ADDRESS.fullmatch(text):
+        raise MalformedError(f"{reprlib.repr(text)} is not the address of a device")
+
+
 def _window_bytes(text: str) -> int:
+    if text and not _WINDOW.fullmatch(text):
+        raise MalformedError(f"{reprlib.repr(text)} is not a window of a device")
     first, _, last = text.partition("-")
     return int(last, 16) - int(first, 16) + 1 if last and int(last, 16) else 0
 
@@ -248,7 +261,11 @@ async def read_given(host: Host, files: QemuDir) -> dict[str, list[str]]:
     """The functions that each device of a QEMU has, or is about to get."""
     text = await host.read_text(files.given)
     try:
-        return convert(dict[str, list[str]], parse(text or "{}"))
+        found = convert(dict[str, list[str]], parse(text or "{}"))
+        for addresses in found.values():
+            for address in addresses:
+                _require_address(address)
+        return found
     except MalformedError:
         return {}  # interrupted while it was written: nothing in it was assigned yet
 

@@ -110,7 +110,7 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
     found = []
     for address in addresses or [""]:
         # As on the host, the number identifies a function's purpose; a single one is number 0.
-        number = int(address[-1]) if len(addresses) > 1 else 0
+        number = int(address[-1], 16) if len(addresses) > 1 else 0
         one: dict[str, Any] = {
             "driver": device.driver,
             "id": device.function_id(number),
