@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from tests.sshd import Sshd, sshd
@@ -278,3 +280,31 @@ def test_a_libvirtd_elsewhere_is_asked_there(operator: Operator, tmp_path: Path)
     code, refused = operator.vmckpt("host", "set", "a", "--libvirt", str(tmp_path / "gone"))
     assert (code, "listens at" in refused["error"]["what"]) == (4, True)
     assert operator.vmckpt("host", "set", "a", "--libvirt", "none")[0] == 0
+
+
+def test_the_role_changes_of_a_host_only_what_it_knows_of_it(operator: Operator) -> None:
+    """It removed the host and added it again: without its libvirtd, `drain` saw no domain there."""
+    text = (Path(__file__).parents[2] / "ansible/roles/vmckpt/tasks/register.yml").read_text()
+    assert " host remove " not in text
+    assert " host rm {{" not in text.replace("(vmckpt host rm {{", "")
+    tasks = re.findall(
+        r"^- name: Change .*?command: >-\n(.*?)^  \w", text, re.DOTALL | re.MULTILINE
+    )
+    [template] = tasks
+    kept = ("--qemu", "/opt/qemu", "--second-addr", "198.51.100.9")
+    operator.add("a", "--bridge", "br0", *kept)
+    path = operator.state_dir / "hosts/a.json"
+    before = json.loads(path.read_text())
+    second = before["second_address"]
+    for bridge, address in (("br1", "192.0.2.9"), ("", second)):
+        wanted = {"address": before["address"], "migration_address": address}
+        words = jinja2.Template(template).render(
+            vmckpt_command="vmckpt", vmckpt_name="a", vmckpt_migration_ports=[50000, 50009],
+            vmckpt_bridge=bridge, vmckpt_vm_users="", vmckpt_entry_wanted=wanted,
+            vmckpt_entry=[{"second_address": second}],
+        )  # fmt: skip
+        assert operator.vmckpt(*shlex.split(words)[1:])[0] == 0
+        changed = {"migration_address": address, "migration_ports": [50000, 50009]}
+        changed |= {"bridge": bridge or None, "second_address": second if bridge else None}
+        found = json.loads(path.read_text())
+        assert {**before, **changed} == {**before, **dict.fromkeys(changed), **found}

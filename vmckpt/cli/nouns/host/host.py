@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 HostName = Annotated[str, typer.Argument(help="The host's name.", metavar="HOST")]
 Bridge = Annotated[
-    str | None, typer.Option("--bridge", help="Bridge for guests' NICs.", metavar="BRIDGE")
+    str | None,
+    typer.Option("--bridge", help="Bridge for guests' NICs; or none.", metavar="BRIDGE"),
 ]
 _QEMU = typer.Option("--qemu", help="QEMU binary on the host.", metavar="FILE")
 MigrationAddress = Annotated[
@@ -146,10 +147,10 @@ def add(
             greeting.state_dir,
             migration_address,
             qemu=qemu,
-            bridge=bridge,
+            bridge=_unless_none(bridge),
             migration_ports=_ports(migration_ports),
             libvirt=_libvirt(libvirt),
-            second_address=_second(second_addr)
+            second_address=_unless_none(second_addr)
             if second_addr is not None
             else _other_network(greeting.address, migration_address),
             vm_uids=_uids(vm_uids),
@@ -190,12 +191,13 @@ def set_(
         "address": _moved(entry, address) if address is not None else None,
         "migration_address": migration_addr,
         "qemu": qemu,
-        "bridge": bridge,
         "migration_ports": _ports(migration_ports),
     }
     changes = {field: value for field, value in requested.items() if value is not None}
+    if bridge is not None:
+        changes["bridge"] = _unless_none(bridge)
     if second_addr is not None:
-        changes["second_address"] = _second(second_addr)
+        changes["second_address"] = _unless_none(second_addr)
     if libvirt is not None:
         changes["libvirt"] = _libvirt(libvirt)
     if vm_uids is not None:
@@ -251,7 +253,7 @@ def _uids(text: str | None) -> "Uids | None":
         ) from exc
 
 
-def _second(text: str) -> str | None:
+def _unless_none(text: str | None) -> str | None:
     return None if text == "none" else text
 
 
