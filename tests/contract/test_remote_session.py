@@ -250,6 +250,32 @@ def test_another_protocol_is_refused_by_name(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("shown", "taken"), [("192.0.2.7", "192.0.2.7"), ("fe80::1%eth0",) * 2, ("UNKNOWN", None)]
+)
+def test_an_own_address_that_is_none_is_not_known(
+    tmp_path: Path, shown: str, taken: str | None
+) -> None:
+    """`host add` took it for the host's migration address, or ended with a bug."""
+    code = (
+        "import os; from vmckpt.hosts.remote.frames import *;"
+        f"hello = {{'protocol': PROTOCOL, 'version': '1', 'state_dir': '/', 'address': {shown!r}}};"
+        "os.write(1, MAGIC + with_json(RpcFrameKind.HELLO, 0, hello).encode());"
+        "[0 for _ in iter(lambda: os.read(0, 1), b'')]"
+    )
+
+    async def run() -> str | None:
+        serves = PipedServes(sys.executable, "-c", code)
+        host = serves.host(tmp_path)
+        try:
+            return (await host.session.greeting()).address
+        finally:
+            await host.close()
+            serves.end()
+
+    assert asyncio.run(run()) == taken
+
+
 @pytest.mark.parametrize("hello", [{}, [], {"name": "a", "state_dir": "some/where"}, {"name": 1}])
 def test_a_senseless_hello_ends_the_far_side_and_is_no_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hello: object

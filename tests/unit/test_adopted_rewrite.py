@@ -283,6 +283,11 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
     assert backend.format("/dev/hugepages") in written(rewrite("web", one))
 
 
+def test_what_leaves_its_directory_alone_keeps_relative_paths() -> None:
+    made = rewrite("web", facts("-run-with async-teardown=on -kernel vmlinuz"))
+    assert "-kernel /home/me/vmlinuz" in written(made)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -294,7 +299,9 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-serial /dev/ttyS0", "a port of the host"),
         ("-virtfs local,path=/x,mount_tag=x", "-virtfs"),
         ("-snapshot -hda /x.img", "-snapshot"),
-        ("-daemonize -kernel vmlinuz", "relative path"),
+        ("-daemonize -kernel vmlinuz", "-daemonize has changed"),
+        ("-chroot /srv -kernel vmlinuz", "-chroot has changed"),
+        ("--run-with chroot=/srv -kernel vmlinuz", "-run-with chroot has changed"),
         ("-drive file=json:{},if=virtio", "'json:' images"),
         ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
         ("-drive file=fat:rw:/dir", "'fat:' images"),

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.domains.definition.description import (
     Description,
@@ -13,8 +15,11 @@ from vmckpt.vm.domains.definition.description import (
     parse_xml,
 )
 from vmckpt.vm.imported.described import described_domain
+from vmckpt.vm.imported.domain_xml import domain_of, with_holes
+from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import VmDir
-from vmckpt.vm.spec.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import Adopted, Spec, parse_spec
+from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.unit
 
@@ -97,3 +102,21 @@ def test_what_the_xml_cannot_say_is_refused(more: str, bridge: str | None, why: 
 def test_an_isolated_nic_has_no_link() -> None:
     xml, _ = described('[[nics]]\nnetwork = "bridge"\nisolated = true\n')
     assert xml.count('<link state="down"') == 3
+
+
+def test_an_image_of_the_hosts_own_folder_is_where_each_host_has_it() -> None:
+    """An image of an imported domain, which libvirt's XML names by its whole path."""
+    disks = spec().disks
+    xml = (
+        "<domain><devices><disk><source file='/srv/a &amp; b.qcow2'/></disk>"
+        f"<disk><source file='{STATE}/images/data.raw'/></disk></devices></domain>"
+    )
+    text = with_holes(xml, disks, STATE)
+    assert "data.raw" not in text
+    adopted = Adopted((), (), (), domain=text)
+    elsewhere = spec()._replace(adopted=adopted)
+    directory = VmDir(Path("/opt/state/vms/web"))
+    qemu = Qemu(directory.qemu("q1"), ProcessId(0, 0), PLATFORM)
+    vm = Vm(elsewhere, LocalHost("b", Path("/opt/state"), "127.0.0.1"), directory, qemu)
+    assert 'file="/opt/state/images/data.raw"' in domain_of(vm)
+    assert 'file="/srv/a &amp; b.qcow2"' in domain_of(vm)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,7 +225,7 @@ class Session:
                 remedy=f"install the same vmckpt on {self._name} and here",
             )
         state_dir = self._state_dir or hello.state_dir
-        greeting = Greeting(hello.version, state_dir, hello.address)
+        greeting = Greeting(hello.version, state_dir, _address_or_none(hello.address))
         connection = _Connection(self._name, reader, writer, greeting)
         mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}
         try:
@@ -399,6 +400,14 @@ class _Connection:
     def _again(lost: LinkLostError) -> LinkLostError:
         """A separate error for each caller: a traceback belongs to one raise."""
         return type(lost)(lost.what, why=lost.why, remedy=lost.remedy)
+
+
+def _address_or_none(text: str | None) -> str | None:
+    """What is an IP address: sshd says UNKNOWN for a connection that did not come over a socket."""
+    try:
+        return None if text is None else str(ip_address(text))
+    except ValueError:
+        return None
 
 
 def _of_question(error: VmckptError) -> VmckptError:

@@ -1,12 +1,14 @@
 """Collects a destination's command line: what is carried over, noted, refused."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.vm.adopted.facts import AdoptedFacts
-from vmckpt.vm.adopted.options import Option
+from vmckpt.vm.adopted.options import Option, split_options
+from vmckpt.vm.adopted.settings import parse_settings
 
 
 class NamedImage(NamedTuple):
@@ -64,11 +66,9 @@ class Draft:
     def path(self, text: str, option: Option) -> Path:
         """A path of the command line, made absolute. Refused if its base directory is unknown."""
         path = Path(text)
-        if not path.is_absolute() and any(
-            word.lstrip("-") == "daemonize" for word in self.facts.argv
-        ):
+        if not path.is_absolute() and (leaves := _leaving(self.facts.argv)):
             self.refuse_option(
-                option, f"'{text}' is a relative path, and -daemonize has changed its directory"
+                option, f"'{text}' is a relative path, and -{leaves} has changed its directory"
             )
         return self.facts.cwd / path
 
@@ -79,3 +79,16 @@ class Draft:
             self.refuse_option(option, f"{path} is a directory")
         self.files.append(path)
         return path
+
+
+def _leaving(argv: Sequence[str]) -> str | None:
+    """The option by which QEMU left its directory once its files were open, if any.
+
+    os-posix.c, os_setup_post.
+    """
+    for option in split_options(argv[1:]):
+        if option.name in ("daemonize", "chroot"):
+            return option.name
+        if option.name == "run-with" and parse_settings(option.value or "").get("chroot"):
+            return "run-with chroot"
+    return None

@@ -1,6 +1,7 @@
 """libvirt's XML of a VM of vmckpt's own, with the images that it has now. Pure."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
@@ -17,9 +18,13 @@ _NAMESPACES = {
 }
 
 
-def with_holes(xml: str, disks: Sequence[Disk]) -> str:
-    """The XML with placeholders for images. Raises UsageError if it cannot be read."""
-    return _replaced(xml, {str(disk.path): holes.disk(n) for n, disk in enumerate(disks)})
+def with_holes(xml: str, disks: Sequence[Disk], state_dir: Path) -> str:
+    """The XML with placeholders for images, of a domain on the host with that state directory.
+
+    Raises UsageError if it cannot be read.
+    """
+    files = {str(disk.on(state_dir)): holes.disk(n) for n, disk in enumerate(disks)}
+    return _replaced(xml, files)
 
 
 def domain_of(vm: Vm) -> str:

@@ -22,7 +22,7 @@ from vmckpt.vm.imported.native import native_argv, native_machine
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import images_dir, lock_path, vm_dir
-from vmckpt.vm.spec.spec import Spec, parse_spec
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.spec.spec_text import written
 
 _ACTION = "vm import"
@@ -56,7 +56,7 @@ async def import_domain(domain: Domain, name: str) -> Imported:
         now, session = await locks.enter_async_context(held_domain(domain, _ACTION))
         await _require_idle(now, session)
         vm, xml = await read_vm(host, name), await session.definition(now.uuid)
-        is_new = vm is None or not _is_of(vm.spec, xml)
+        is_new = vm is None or not _is_of(vm, xml)
         if vm is not None and not is_new:
             imported = Imported(vm, ())  # a call before this one did the rest
         else:
@@ -139,7 +139,8 @@ async def _create(
     spec = parse_spec(spec_text(name, machine.facts, made), str(directory.spec), directory.path)
     spec = spec._replace(
         autostart=autostart,
-        adopted=spec.adopted and spec.adopted._replace(domain=with_holes(xml, spec.disks)),
+        adopted=spec.adopted
+        and spec.adopted._replace(domain=with_holes(xml, spec.disks, host.state_dir)),
     )
     spec = parse_spec(written(spec), str(directory.spec), directory.path)
     notes = (*machine.notes, *made.notes, *_on_networks(description, host.bridge))
@@ -156,6 +157,7 @@ def _on_networks(description: Description, bridge: str | None) -> list[str]:
     ]
 
 
-def _is_of(spec: Spec, xml: str) -> bool:
+def _is_of(vm: Vm, xml: str) -> bool:
     """Whether a VM was made of a domain as it is defined now."""
-    return spec.adopted is not None and spec.adopted.domain == with_holes(xml, spec.disks)
+    adopted, disks = vm.spec.adopted, vm.spec.disks
+    return adopted is not None and adopted.domain == with_holes(xml, disks, vm.host.state_dir)
