@@ -16,6 +16,8 @@ from tests.faulty_host import Fault, FaultyHost
 from tests.silent_ends import PLATFORM, SPEC
 from vmckpt.drivers import find
 from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.forecast.measure.own import MeasuredVm
+from vmckpt.forecast.measure.there import observe_there
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.inventory.entries import entry_to_json
@@ -31,9 +33,11 @@ from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight.finding import WARN
 from vmckpt.preflight.host import checks
-from vmckpt.vm.inventory import find_vm, is_worked_on
+from vmckpt.vm.inventory import Vm, find_vm, is_worked_on
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import Qemu
+from vmckpt.vm.users.users import owner_of
 
 pytestmark = pytest.mark.contract
 
@@ -280,3 +284,38 @@ def test_a_host_that_makes_up_its_rights_ends_no_check(tmp_path: Path, said: str
     host = FaultyHost("evil", tmp_path, "127.0.0.1", faults=(says,))
     found = asyncio.run(checks._taps(host, Paste(host, root=True)))
     assert (found.code, found.verdict) == ("taps", WARN)
+
+
+@pytest.mark.parametrize(
+    "stat", ["", "1 (qemu) S", f"1 (qemu) S {'9' * 5000} " * 9, "a) " + "x " * 20]
+)
+def test_a_host_that_makes_up_its_processes_is_one_that_shows_none(
+    tmp_path: Path, stat: str
+) -> None:
+    """`plan`, `dirty-rate` and drains of it ended with "vmckpt has a bug"."""
+    alive = Fault("is_alive", answers=True)
+    host = FaultyHost("a", tmp_path, "127.0.0.1", faults=(Fault("read_text", answers=stat), alive))
+    directory = vm_dir(tmp_path, "web")
+    qemu = Qemu(directory.qemu("q1"), ProcessId(1, 1), PLATFORM)
+    vm = Vm(parse_spec(SPEC, "spec", tmp_path), host, directory, qemu)
+    with pytest.raises(HostDownError, match="cannot be inspected"):
+        asyncio.run(MeasuredVm(vm).processor_s())
+
+
+@pytest.mark.parametrize("owner", ["9" * 5000, "4294967295", "\u00b2", "root"])
+def test_a_host_that_makes_up_who_owns_a_file_does_not_know(tmp_path: Path, owner: str) -> None:
+    says = Fault("run", answers=Completed(0, f"{owner}\n", ""))
+    host = FaultyHost("a", tmp_path, "127.0.0.1", faults=(says,))
+    assert asyncio.run(owner_of(host, tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "errno", [[1], {}, None, "9" * 5000], ids=["list", "object", "nothing", "digits"]
+)
+def test_a_host_that_makes_up_an_error_of_its_tracking_tracks_nothing(
+    tmp_path: Path, errno: object
+) -> None:
+    says = Completed(0, json.dumps({"errno": errno, "why": ["x"]}), "")
+    host = FaultyHost("a", tmp_path, "127.0.0.1", faults=(Fault("run", answers=says),))
+    with pytest.raises(OSError, match="did not track pages"):
+        asyncio.run(observe_there(host, ["1"], 0.1))

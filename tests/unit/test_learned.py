@@ -196,7 +196,8 @@ def test_what_ends_against_its_forecast_is_named() -> None:
 
 def test_dd_says_what_it_copied() -> None:
     assert _copied_mib("3+1 records in\n3+1 records out\n3500000 bytes copied") == 4
-    assert _copied_mib("dd: failed to open") == 0
+    for odd in ("dd: failed to open", "many records out", f"{'9' * 5000}+0 records out"):
+        assert _copied_mib(odd) == 0
 
 
 def test_a_run_is_drawn_with_and_without_a_forecast() -> None:

@@ -6,6 +6,7 @@ planner learns from those.
 """
 
 import random
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -37,6 +38,7 @@ FIRST_MIB = 16
 LEAST_BYTES = 64 * MIB
 # The text written to the host and repeated in memory: longer than zstd's window.
 TEXT_BYTES, WORDS, WORD_BYTES = 4 * MIB, 4096, 15
+_RECORDS = re.compile(r"^([0-9]{1,15})\+([0-9]{1,15}) records out$", re.MULTILINE)
 
 
 class Fill(NamedTuple):
@@ -194,8 +196,5 @@ async def _fill(vm: Vm, fill: Fill) -> None:
 
 def _copied_mib(words: str) -> int:
     """Parse dd's `3+1 records out`: blocks of 1 MiB, including a partial one."""
-    for line in words.splitlines():
-        if line.endswith("records out"):
-            whole, _, part = line.split()[0].partition("+")
-            return int(whole) + int(part)
-    return 0
+    found = _RECORDS.search(words)
+    return int(found[1]) + int(found[2]) if found else 0

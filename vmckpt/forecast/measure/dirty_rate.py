@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import BusyError
+from vmckpt.forecast.measure.answer import Answer
 from vmckpt.forecast.measure.there import OBSERVE, observe_there
 from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.foreign import MalformedError
@@ -113,7 +114,7 @@ class DirtyRate:
     @classmethod
     def from_json(cls, data: object) -> Self:
         """The inverse of `to_json`, up to rounding. Raises MalformedError."""
-        answer = convert(_Answer, data)
+        answer = convert(Answer, data)
         return cls(
             source=answer.source,
             why=answer.why,
@@ -129,25 +130,6 @@ class DirtyRate:
             layout=tuple(Piece(hole, Content(*parts)) for hole, *parts in answer.layout),
             course=answer.course or NOT_SEEN,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """`DirtyRate` as JSON; a piece of `layout` is its hole, then the fields of its content."""
-
-    source: str
-    why: str
-    took_s: float
-    ram_bytes: int
-    curve: DirtyCurve
-    windows: tuple[DirtyWindow, ...]
-    faults_per_s: float
-    ram: Content | None
-    dirtied: Content | None
-    busy: float = 1.0
-    ended_unix_s: float = 0.0
-    layout: tuple[tuple[float, float, float, float, float], ...] = ()
-    course: DirtyHistory | None = None
 
 
 class Measurable(Protocol):

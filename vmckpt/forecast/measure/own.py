@@ -19,6 +19,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
+from vmckpt.units import whole_number
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.paths import lock_path
 
@@ -26,6 +27,7 @@ SAMPLING = "qemu-page-sampling"
 SAMPLE_PAGES = 8192
 # While QEMU's result is waited for.
 POLL_S, PATIENCE = 0.1, 100
+_MOST_TICKS = 10**15
 _NO_FILE = "its RAM is not in a file of its own"
 
 
@@ -54,15 +56,16 @@ class MeasuredVm(NamedTuple):
         """Processor time that its QEMU has used."""
         vm = self.vm
         stat = await vm.host.read_text(Path(f"/proc/{vm.qemu.process.pid}/stat"))
-        if stat is None:
+        words = (stat or "").rpartition(")")[2].split()
+        ticks = [whole_number(word, _MOST_TICKS) for word in words[11:13]]
+        if len(ticks) != 2 or None in ticks:
             await require_alive(vm)
             raise HostDownError(
                 f"QEMU of '{vm.name}' cannot be inspected",
                 why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
                 remedy="look at /proc there",
             )
-        words = stat.rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        return sum(filter(None, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def track(self, for_s: float) -> DirtyRate:
         """Track its pages. Raises BusyError: an operation began; OSError: it cannot be tracked."""

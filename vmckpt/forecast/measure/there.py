@@ -25,7 +25,7 @@ async def observe_there(
     try:
         answer = parse(done.stdout, most_bytes=MOST_BYTES)
         if "errno" in answer:
-            raise OSError(answer["errno"], answer["why"])
+            raise OSError(int(answer["errno"]), str(answer["why"]))
         found: Mapping[str, Any] | None = answer["found"]
     except (ValueError, KeyError, TypeError) as exc:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

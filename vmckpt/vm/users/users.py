@@ -20,12 +20,14 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.state.documents import Schema
+from vmckpt.units import whole_number
 from vmckpt.vm.backing import backing_of, names_layered
 from vmckpt.vm.identity import identity_of, read_identity
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec
 
 KVM, TUN, USERFAULTFD = Path("/dev/kvm"), Path("/dev/net/tun"), Path("/dev/userfaultfd")
+_MOST_UID = (1 << 32) - 2
 # Drivers that need root for a host's devices, or access more than a file.
 _HOST_DRIVERS = ("vfio-", "usb-host", "vhost-", "pvrdma")
 
@@ -195,8 +197,7 @@ async def below(host: Host, image: Path) -> AsyncIterator[Path]:
 async def owner_of(host: Host, path: Path) -> int | None:
     """The uid of a file's owner, links followed; None: there is no file, or none that is known."""
     done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
-    output = done.stdout.strip()
-    return int(output) if done.returncode == 0 and output.isdecimal() else None
+    return None if done.returncode else whole_number(done.stdout.strip(), _MOST_UID)
 
 
 def _taps(spec: Spec, files: QemuDir) -> Iterator[str]:
