@@ -17,6 +17,7 @@ import pytest
 
 from tests.nobody import as_nobody
 from tests.sshd import Sshd, sshd
+from tests.waiting import eventually
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory.inventory import reach
@@ -296,6 +297,31 @@ def test_settings_that_mean_nothing_are_refused(tmp_path: Path, line: str) -> No
     mine.write_text(f"{line}\n")
     with pytest.raises(UsageError, match="cannot be used"):
         read_settings(Address("a", "me", None, mine))
+
+
+def transports() -> int:
+    return sum(type(one).__name__ == "Transport" for one in threading.enumerate())
+
+
+def test_a_far_side_that_hangs_keeps_no_connection(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its storage is silent. A service that asks again and again had no descriptors left."""
+    monkeypatch.setattr(wire, "_LAST_WORDS_S", 0.5)
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\ntrap '' HUP TERM\nprintf started\nexec sleep 60 </dev/null\n")
+    hangs.chmod(0o755)
+    before = transports()
+
+    async def play() -> None:
+        entry = server.entry("a", tmp_path)
+        connection = await wire.open_wire("a", entry.address, str(hangs))
+        assert await connection.reader.readexactly(7) == b"started"
+        assert transports() == before + 1
+        connection.writer.transport.abort()
+
+    asyncio.run(play())
+    eventually(lambda: transports() == before)
 
 
 def test_a_host_without_vmckpt(server: Sshd, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _CHUNK_BYTES = 64 << 10
 _NOT_FOUND = 127
 # paramiko's status of a channel whose connection is gone.
 _NO_STATUS = -1
-_LAST_LINES_S = 1.0
+_LAST_LINES_S, _LAST_WORDS_S = 1.0, 10.0
 _START_TIMEOUT_S = 20.0
 # Our errors contain what it logs, without the tracebacks.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
@@ -78,13 +78,14 @@ def _carry_in(login: Login, channel: paramiko.Channel, sock: socket.socket) -> N
 def _carry_out(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
     """Forward data from `sock` to the host; closing it ends the connection."""
     with sock:
-        try:
+        # EOFError, SSHException: a transport that broke meanwhile.
+        with suppress(OSError, EOFError, paramiko.SSHException):
             while data := sock.recv(_CHUNK_BYTES):
                 channel.sendall(data)
             channel.shutdown_write()
-        # EOFError, SSHException: a transport that broke meanwhile.
-        except (OSError, EOFError, paramiko.SSHException):
-            login.close()
+            # The far side ends by itself, unless it hangs: its connection would stay for good.
+            channel.status_event.wait(_LAST_WORDS_S)
+        login.close()
 
 
 async def _why_silent(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
