@@ -1,6 +1,7 @@
 """SSH as it fails: each way has an error of its own that says what repairs it."""
 
 import asyncio
+import errno
 import getpass
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -319,8 +321,29 @@ def test_a_far_side_that_hangs_keeps_no_connection(
         assert await connection.reader.readexactly(7) == b"started"
         assert transports() == before + 1
         connection.writer.transport.abort()
+        await connection.writer.wait_closed()
 
     asyncio.run(play())
+    eventually(lambda: transports() == before)
+
+
+def test_without_a_free_descriptor_the_limit_is_named(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, before = server.entry("a", tmp_path), transports()
+    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def fail(*_: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patch, pytest.raises(HostDownError) as caught:
+        patch.setattr(socket, "create_connection", fail)
+        log_in("a", entry.address)
+    assert "ulimit -n" in caught.value.remedy
+    wires = SimpleNamespace(socketpair=fail, socket=socket.socket)
+    monkeypatch.setattr(wire, "socket", wires)
+    with pytest.raises(HostDownError, match="cannot connect to a from here"):
+        asyncio.run(wire.open_wire("a", entry.address, entry.vmckpt))
     eventually(lambda: transports() == before)
 
 

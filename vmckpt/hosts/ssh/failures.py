@@ -1,10 +1,13 @@
 """Failures of SSH connections, as errors with a remedy."""
 
+import errno
 import socket
 
 import paramiko
 
 from vmckpt.errors import HostDownError
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def translated(name: str, login: str, exc: Exception) -> HostDownError:
@@ -49,10 +52,21 @@ def unreachable(
         case TimeoutError():
             why = f"{host} did not answer within {timeout_s:g} s"
             remedy = "check that it runs, and the firewalls between here and there"
+        case OSError() if exc.errno in _NO_DESCRIPTOR:
+            return no_descriptor(name, exc)
         case _:
             why = f"there is no way to {host}: {exc.strerror or exc}"
             remedy = "check this machine's network and routes"
     return HostDownError(f"cannot reach {name}", why=why, remedy=remedy)
+
+
+def no_descriptor(name: str, exc: OSError) -> HostDownError:
+    """This process has too many hosts, or files, open."""
+    return HostDownError(
+        f"cannot connect to {name} from here",
+        why=exc.strerror or str(exc),
+        remedy="raise this machine's limit of open files, e.g. ulimit -n 65536",
+    )
 
 
 def no_proxy(name: str, command: str, exc: OSError | ValueError) -> HostDownError:

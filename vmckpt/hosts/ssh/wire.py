@@ -13,7 +13,7 @@ import paramiko
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.remote.session import ServeConnection
 from vmckpt.hosts.ssh.address import Address
-from vmckpt.hosts.ssh.failures import runs_nothing
+from vmckpt.hosts.ssh.failures import no_descriptor, runs_nothing
 from vmckpt.hosts.ssh.login import Login, log_in
 from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S
 from vmckpt.sequence.in_thread import in_thread
@@ -50,7 +50,11 @@ async def open_wire(name: str, address: Address, command: str) -> ServeConnectio
     except BaseException:
         login.close()
         raise
-    near, far = socket.socketpair()
+    try:
+        near, far = socket.socketpair()
+    except OSError as exc:
+        login.close()
+        raise no_descriptor(name, exc) from exc
     for carry in (_carry_in, _carry_out):
         threading.Thread(target=carry, args=(login, channel, far), daemon=True).start()
     reader, writer = await asyncio.open_connection(sock=near)
