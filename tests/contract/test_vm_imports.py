@@ -13,12 +13,14 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.imported import from_domain
+from vmckpt.vm.imported.besides import limits, protections
 from vmckpt.vm.imported.from_domain import Imported, import_domain
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -120,3 +122,48 @@ def test_one_that_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         work.run(DomainState.RUNNING)
     assert refused.value.why == "it runs"
     assert work.session.orders == []
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("<disk><target dev='vda'/><transient/></disk>", "disk vda is transient"),
+        ("<disk><target dev='vdb'/><shareable/></disk>", "disk vdb is shareable"),
+        ("<interface><mac address='52:54:00:00:00:01'/><filterref filter='clean'/></interface>",
+         "NIC 52:54:00:00:00:01 has a network filter"),
+        ("<interface><vlan><tag id='7'/></vlan></interface>", "in a VLAN"),
+        ("<interface><port isolated='yes'/></interface>", "isolated from others"),
+        ("<interface><link state='down'/></interface>", "its link is down"),
+        ("<lease><key>web</key></lease>", "it has leases"),
+    ],
+)  # fmt: skip
+def test_what_libvirt_protects_it_from_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, words: str
+) -> None:
+    """A transient disk's image was written to from then on; a NIC was in another network."""
+    real = from_domain._create
+    xml = XML.replace("</domain>", f"<devices>{device}</devices></domain>")
+    work = Import(tmp_path, monkeypatch, definition=xml)
+    monkeypatch.setattr(from_domain, "_create", real)
+    with pytest.raises(RefusedError) as refused:
+        work.run()
+    assert words in refused.value.why
+    assert work.session.orders == []
+    assert not work.is_there
+
+
+def test_what_it_does_without_is_said() -> None:
+    devices = (
+        "<interface type='bridge'><source bridge='br5'/><bandwidth/></interface>"
+        "<interface type='bridge'><source bridge='br0'/><link state='up'/></interface>"
+        "<interface type='network'><source network='dmz'/><port isolated='no'/></interface>"
+        "<disk><target dev='sda'/><readonly/><shareable/></disk>"
+    )
+    more = f"<vcpu cpuset='1'>1</vcpu><cputune/><devices>{devices}</devices></domain>"
+    xml = XML.replace("</domain>", more)
+    assert protections(xml) == []
+    assert limits(xml) == ["cputune", "bandwidth", "cpuset"]
+    assert from_domain._on_networks(parse_domain(xml), "br0") == [
+        "a NIC on the bridge 'br5' is on the host's bridge now (br0)",
+        "a NIC on libvirt's network 'dmz' is on the host's bridge now (br0)",
+    ]

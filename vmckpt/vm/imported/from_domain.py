@@ -17,6 +17,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.imported.besides import limits, protections
 from vmckpt.vm.imported.domain_xml import with_holes
 from vmckpt.vm.imported.native import native_argv, native_machine
 from vmckpt.vm.inventory import Vm, read_vm
@@ -132,6 +133,10 @@ async def _create(
     host: Host, name: str, xml: str, session: Libvirtd, *, autostart: bool
 ) -> Imported:
     """The VM, and what differs from the domain."""
+    if lost := protections(xml):
+        what = parse_domain(xml).name
+        why = "vmckpt's VMs have no such things: " + "; ".join(lost)
+        raise _refusal(what, why, f"change it (virsh edit {quote(what)}), or leave it to libvirt")
     description, directory = parse_domain(xml), vm_dir(host.state_dir, name)
     argv = native_argv(await session.command_line(xml))
     machine = native_machine(description.name, argv, images_dir(host.state_dir))
@@ -144,16 +149,19 @@ async def _create(
     )
     spec = parse_spec(written(spec), str(directory.spec), directory.path)
     notes = (*machine.notes, *made.notes, *_on_networks(description, host.bridge))
+    if limited := limits(xml):
+        notes = (*notes, f"libvirt's limits on it are left out: {', '.join(limited)}")
     return Imported(await create_vm(spec, host, starts=False), notes)
 
 
 def _on_networks(description: Description, bridge: str | None) -> list[str]:
-    """What becomes of NICs on virtual networks."""
+    """What becomes of NICs on virtual networks, and on other bridges than the host's."""
+    where = {"network": "libvirt's network", "bridge": "the bridge"}
     return [
-        f"a NIC on libvirt's network '{one.source}' is on the host's bridge now"
+        f"a NIC on {where[one.kind]} '{one.source}' is on the host's bridge now"
         f"{f' ({bridge})' if bridge else ''}"
         for one in description.interfaces
-        if one.kind == "network"
+        if one.kind in where and one.source != bridge
     ]
 
 
