@@ -566,6 +566,7 @@ def test_kvm_sees_the_writes_to_every_back_end(tmp_path: Path) -> None:
         ("8388608", "0000000000004000", False),
         ("unlimited", "0000000000000000", False),
         ("536870912", "0000000000000000", False),
+        ("9" * 5000, "0000000000000000", False),
     ],
 )
 def test_a_qemu_that_may_keep_little_in_place_is_warned_of(

@@ -182,7 +182,7 @@ async def _locking(vm: Vm) -> AsyncIterator[Finding]:
 
 def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Finding]:
     """Whether QEMU may lock pages for zero-copy sending, according to its /proc/PID. Pure."""
-    allowed = re.search(r"^Max locked memory +(\d+|unlimited)", limits, re.MULTILINE)
+    allowed = re.search(r"^Max locked memory +([0-9]{1,19}|unlimited)\s", limits, re.MULTILINE)
     rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
     exempt = rights is not None and bool(int(rights[1], 16) & CAP_IPC_LOCK)
     if exempt or allowed is None or allowed[1] == "unlimited" or int(allowed[1]) >= memory_bytes:
