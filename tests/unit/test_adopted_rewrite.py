@@ -311,6 +311,8 @@ def test_what_leaves_its_directory_alone_keeps_relative_paths() -> None:
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
         ('-machine {"type":"q35"}', "in JSON"),
         ("-device scsi-hd,drive=base", "no longer uses 'base'"),
+        ("-device virtio-blk-pci,drive=d,share-rw=on", "may write to its disk, too"),
+        ('-device {"driver":"scsi-hd","drive":"d","share-rw":true}', "may write to its disk, too"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(line: str, words: str) -> None:
@@ -339,18 +341,20 @@ def test_a_snapshot_on_top_of_an_image_is_not_overlooked() -> None:
 
 
 def test_a_device_plugged_later_with_a_back_end_that_nobody_knows_is_refused() -> None:
-    late: dict[str, dict[str, str]] = {
+    late: dict[str, dict[str, Any]] = {
         "p": {"driver": "virtserialport", "id": "p", "bus": "b", "chardev": "c"},
         "d": {"driver": "virtio-blk-pci", "id": "d", "bus": "b", "drive": "n"},
         "e": {"driver": "scsi-cd", "id": "e", "bus": "b", "drive": "m"},
         "c": {"driver": "qemu64-x86_64-cpu", "id": "c"},
         "v": {"driver": "vfio-pci", "id": "v", "bus": "b"},
         "n": {"driver": "e1000e", "id": "n", "bus": "b", "netdev": "n9"},
+        "s": {"driver": "scsi-hd", "id": "s", "bus": "b", "drive": "k", "share-rw": True},
     }
-    seen = facts("-m 512", drive("json:{}", owner="d"), late=late, networks={"n9": "vhost-user"})
+    drives = drive("json:{}", owner="d"), drive("/k.raw", owner="s")
+    seen = facts("-m 512", *drives, late=late, networks={"n9": "vhost-user"})
     with pytest.raises(RefusedError) as refused:
         rewrite("web", seen)
-    for words in ("'p'", "'d'", "'e'", "'c'", "'v'", "'n9'"):
+    for words in ("'p'", "'d'", "'e'", "'c'", "'v'", "'n9'", "'s' (scsi-hd): plugged later: other"):
         assert words in refused.value.why
 
 

@@ -37,6 +37,9 @@ _PASSED_THROUGH = {
 # Machine types up to 3.1, and Red Hat's of that age: QEMU would call such memory by its path, and
 # migrates by name.
 _NAMES_BY_PATH = re.compile(r"-([0-3]\.\d+(\.\d+)?|rhel[67]\.\d+\.\d+)$")
+# Checkpoints would be of half of what is written to it, and restores replace it.
+_SHARED = "other QEMUs may write to its disk, too"
+_ON = ("on", "yes", "true")
 _OBJECTS = frozenset(
     {"iothread", "rng-random", "rng-builtin", "throttle-group", "main-loop", "thread-context",
      "can-bus", "cryptodev-backend", "cryptodev-backend-builtin", "secret",
@@ -54,6 +57,9 @@ def device(draft: Draft, option: Option) -> None:
         if driver.startswith(start):
             draft.refuse_option(option, why)
             return
+    if settings.get("share-rw") in _ON:
+        draft.refuse_option(option, _SHARED)
+        return
     if name and name not in draft.facts.devices:
         draft.notes.append(
             f"'{name}' ({driver}) was unplugged, and the destination does not get it"
@@ -92,6 +98,8 @@ def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str |
         return "vmckpt does not support hot-plugged processors and memory"
     if "chardev" in settings:
         return "vmckpt does not support hot-plugged character devices"
+    if settings.get("share-rw"):
+        return _SHARED
     if "drive" in settings and settings["id"] not in nodes:
         return "there is no image in it"
     return None
