@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed
 from vmckpt.hosts.local import LocalHost
@@ -301,3 +304,24 @@ def test_devices_of_no_address_were_given_to_nobody(ours: StandIn, addresses: li
 
     found = asyncio.run(play())
     assert [one["id"] for one in functions(device(GPU), found.get("dev0", []))] == ["dev0"]
+
+
+def test_a_card_of_a_vm_that_has_shut_down_is_free(ours: StandIn) -> None:
+    """Its record stayed until the next command on that VM: no other VM was started meanwhile."""
+    ours.function("0000:41:00.0", GPU, "vfio-pci")
+    files = vm_dir(ours.state_dir, "other").qemu("q1")
+    asyncio.run(ours.make_dir(files.path))
+    asyncio.run(ours.write_text(files.given, json.dumps({"dev0": ["0000:41:00.0"]})))
+
+    def taken() -> set[str]:
+        return asyncio.run(taken_on(ours))
+
+    waits = [sys.executable, "-c", "import time; time.sleep(60)", *files.mark.split("\0")]
+    with subprocess.Popen(waits) as qemu:
+        try:
+            eventually(lambda: taken() == {"0000:41:00.0"})
+            assert asyncio.run(taken_on(ours, besides=files)) == set()
+        finally:
+            qemu.kill()
+    assert taken() == set()
+    assert chosen(ours, device(GPU), taken())[0] == "0000:41:00.0"

@@ -245,7 +245,11 @@ async def states(host: Host) -> list[tuple[Card, str]]:
 
 
 async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
-    """The addresses of functions that vmckpt's VMs have on a host, except those of `besides`."""
+    """The addresses of functions that vmckpt's VMs have on a host, except those of `besides`.
+
+    A QEMU that has ended, as by the guest's power-off or the host's, has none: they are given to
+    running ones only, and its record stays until the next command on its VM.
+    """
     found: set[str] = set()
     for vm in await host.list_dir(vms_dir(host.state_dir)):
         directory = vm_dir(host.state_dir, vm)
@@ -253,7 +257,8 @@ async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
             files = directory.qemu(name.removeprefix(QEMU_PREFIX))
             if name.startswith(QEMU_PREFIX) and (besides is None or files.path != besides.path):
                 given = await read_given(host, files)
-                found |= {one for addresses in given.values() for one in addresses}
+                if given and await host.find_processes(files.mark):
+                    found |= {one for addresses in given.values() for one in addresses}
     return found
 
 
