@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
 from vmckpt.units import GIB, MIB
+from vmckpt.vm.adopted.holes import ram_name
 from vmckpt.vm.create import read_spec
 from vmckpt.vm.spec.spec import Boot, Disk, Firmware, Nic, Placement, Spec, anchored, parse_spec
 
@@ -285,3 +286,35 @@ def test_what_qemu_is_given_as_json_can_be_written_as_json(table: str, value: st
 def test_a_spec_that_no_one_writes_is_an_error_of_its_own(more: str) -> None:
     with pytest.raises(UsageError, match="is not valid TOML"):
         parse_spec(f'name = "web"\nmemory = "64M"\n{more}\n', "web.toml", Path("/"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-object", "{<vmckpt:ram>"),
+        ("-device", "{"),
+        ("--netdev", '{"type":' + "[" * 5000),
+        ("-nic", '{"a":1,"a":2}'),
+    ],
+)
+def test_arguments_of_an_adopted_machine_that_are_no_options_are_refused(
+    words: tuple[str, str],
+) -> None:
+    """Of a host that was broken into: `vm list` of all hosts ended with "vmckpt has a bug"."""
+    listed = ", ".join(f"'{word}'" for word in words)
+    text = f"{SMALL}[adopted]\narguments = [{listed}]\nfiles = []\nforwards = []\n"
+    with pytest.raises(UsageError, match=r"web\.toml") as refused:
+        parse(text)
+    assert words[0] in refused.value.why
+
+
+@pytest.mark.parametrize(
+    "argument", ['{"mem-path":"<vmckpt:ram>"}', '{"id":[1],"a":"<vmckpt:ram>"}']
+)
+def test_memory_without_a_name_is_not_where_vmckpt_puts_it(argument: str) -> None:
+    assert ram_name(["-object", argument]) is None
+
+
+def test_a_kernels_command_line_may_begin_like_an_object() -> None:
+    text = f"{SMALL}[adopted]\narguments = ['-append', '{{x']\nfiles = []\nforwards = []\n"
+    assert parse(text).adopted

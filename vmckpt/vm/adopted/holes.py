@@ -1,10 +1,10 @@
 """Placeholders in an adopted VM's command line, which each of its QEMUs fills in."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vmckpt.vm.adopted.escape import escaped
+from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.paths import QemuDir
 
 MARK = "<vmckpt:"
@@ -35,7 +35,7 @@ def ram_name(arguments: Iterable[str]) -> str | None:
     """The name of the guest's RAM in QEMU; None: it is not where vmckpt puts it."""
     for argument in arguments:
         if RAM in argument and argument.startswith("{"):
-            return str(json.loads(argument)["id"])
+            return parse_settings(argument).get("id")
     return None
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.foreign import parse
 from vmckpt.vm.adopted.escape import double_commas
 
 Value = str | int | bool
@@ -82,8 +83,7 @@ def parse_settings(text: str, implied: str | None = None) -> Settings:
     `implied` is the key of a first value that has none. Raises ValueError on broken JSON.
     """
     if text.startswith("{"):
-        data = json.loads(text)
-        return JsonObject(data)
+        return JsonObject(parse(text, any_text=True))
     pairs = []
     for number, item in enumerate(_items(text)):
         key, equals, value = item.partition("=")

@@ -2,18 +2,23 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.foreign import MalformedError, parse_toml
 from vmckpt.units import MIB
+from vmckpt.vm.adopted.holes import RAM
+from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.passthrough import Passthrough, read_passthrough
 from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.spec.toml_table import TableSource, TomlTable
 
 MIN_MEMORY_BYTES = 16 * MIB
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+# Options of an adopted machine that are read again, for its networks.
+_READ = ("device", "nic", "net", "netdev")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -238,6 +243,13 @@ def _adopted(table: TomlTable | None) -> Adopted | None:
         table.text("domain", ""),
     )
     table.no_more_keys()
+    for option, value in pairwise(adopted.arguments):
+        # What vmckpt reads of it later; QEMU reads all.
+        if option.lstrip("-") in _READ or RAM in value:
+            try:
+                parse_settings(value)
+            except ValueError as exc:
+                raise table.wrong("arguments", f"of {option}: {exc}", "see QEMU's manual") from exc
     return adopted
 
 
