@@ -460,3 +460,23 @@ def test_streams_end_with_the_connection(tmp_path: Path) -> None:
                 assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
 
     play(work, tmp_path)
+
+
+def test_a_long_answer_over_a_slow_network_is_no_silence() -> None:
+    data = Frame(RpcFrameKind.ANSWER, 1, bytes(range(100))).encode()
+
+    async def read(pieces: list[bytes]) -> Frame:
+        reader = asyncio.StreamReader()
+
+        async def feed() -> None:
+            for piece in pieces:
+                reader.feed_data(piece)
+                await asyncio.sleep(0.1)
+
+        _, frame = await asyncio.gather(feed(), read_frame(reader, 0.5))
+        return frame
+
+    slowly = [data[at : at + 10] for at in range(0, len(data), 10)]
+    assert asyncio.run(read(slowly)).payload == bytes(range(100))
+    with pytest.raises(TimeoutError):
+        asyncio.run(read(slowly[:5]))

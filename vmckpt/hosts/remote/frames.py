@@ -85,12 +85,23 @@ def credit(number: int, count_bytes: int) -> Frame:
     return Frame(RpcFrameKind.CREDIT, number, count_bytes.to_bytes(4))
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame:
-    """The next frame. Raises IncompleteReadError at the end, ProtocolError if invalid, OSError."""
-    length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+async def read_frame(reader: asyncio.StreamReader, silence_s: float | None = None) -> Frame:
+    """The next frame. Raises IncompleteReadError at the end, ProtocolError if invalid, OSError.
+
+    TimeoutError: nothing came for `silence_s`. A long frame may take any time over a slow network.
+    """
+    async with asyncio.timeout(silence_s):
+        length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
     if length > MOST_BYTES or kind not in _KINDS:
         raise broken(f"a frame of kind {kind} with {length} bytes")
-    return Frame(RpcFrameKind(kind), number, await reader.readexactly(length))
+    payload = bytearray()
+    while left := length - len(payload):
+        async with asyncio.timeout(silence_s):
+            part = await reader.read(left)
+        if not part:
+            raise asyncio.IncompleteReadError(bytes(payload), length)
+        payload += part
+    return Frame(RpcFrameKind(kind), number, bytes(payload))
 
 
 class ProtocolError(HostDownError):

@@ -95,9 +95,7 @@ class FrameLink:
     async def _read(self) -> str:
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S):
-                    frame = await read_frame(self._reader)
-                self._dispatch(frame)
+                self._dispatch(await read_frame(self._reader, SILENCE_S))
             except asyncio.IncompleteReadError:
                 return "the other side has closed it"
             except TimeoutError:
