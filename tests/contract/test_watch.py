@@ -14,6 +14,7 @@ from vmckpt.codec import builtins
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note
+from vmckpt.hosts.host import MOST_TEXT_BYTES
 from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
@@ -131,6 +132,17 @@ def test_a_record_that_is_one_is_kept_here(source: LocalHost) -> None:
     watched(source, MigrationResult(report=REPORT))
     kept = RunRecord.load(runs_dir() / "r1.json")
     assert (kept.request, kept.result) == (request, COMPLETED)
+
+
+def test_the_record_of_a_run_of_an_hour_is_kept_here(source: LocalHost) -> None:
+    """It is longer than a text that is read whole."""
+    theirs = RunRecord("r1", "migrate", {"vm": "web"}, result=COMPLETED)
+    theirs.events = [{"event": "Note", "at_s": 1.0, "code": "x", "text": "y" * 2000}] * 5000
+    path = theirs.save(source.state_dir / "runs")
+    assert path.stat().st_size > MOST_TEXT_BYTES
+    _, said = watched(source, MigrationResult(report=REPORT))
+    assert said == []
+    assert len(RunRecord.load(runs_dir() / "r1.json").events) == 5000
 
 
 def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> None:

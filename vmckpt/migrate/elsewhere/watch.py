@@ -24,7 +24,7 @@ from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, unless_gone
 from vmckpt.foreign import MOST_INTEGER, MalformedError, parse
 from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.host import MOST_TEXT_BYTES, Host
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.directories import runs_dir
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.jobs.files import earlier_order
@@ -37,6 +37,8 @@ from vmckpt.state.documents import damaged
 from vmckpt.state.durable import write_durably
 
 RECONNECT_S = 1.0
+# Its samples are some 4 KB for each second; more than eight hours of them are not kept.
+MOST_RECORD_BYTES = 128 << 20
 # In a run record's request: the host that runs the job.
 JOB_ON = "job_on"
 
@@ -214,13 +216,13 @@ async def _fetch(source: Host, path: Path) -> None:
     record: then this machine's own record of the run stays.
     """
     theirs = source.state_dir / "runs" / path.name
-    text = None
+    text = b""
     with suppress(HostDownError):
-        text = await source.read_text(theirs)
+        text = await _whole(source, theirs)
     if not text:
         return
     try:
-        data = parse(text, most_bytes=MOST_TEXT_BYTES)
+        data = parse(text, most_bytes=MOST_RECORD_BYTES)
         run = convert(_RecordedRun, data)
         _require_plausible(run["request"])
         if result := run.get("result"):
@@ -244,6 +246,14 @@ async def _fetch(source: Host, path: Path) -> None:
     fields = {name: data.get(name) for name in RunRecord.__slots__}
     record = {"format": data["format"], **fields, "run": path.stem, "operation": "migrate"}
     write_durably(path, json.dumps(record))
+
+
+async def _whole(host: Host, path: Path) -> bytes:
+    """A file of any length, as far as a record can be long. Raises HostDownError."""
+    found = bytearray()
+    while len(found) <= MOST_RECORD_BYTES and (part := await host.read_from(path, len(found))):
+        found += part
+    return bytes(found)
 
 
 def _require_plausible(figures: _RecordedRequest | _RecordedResult) -> None:
