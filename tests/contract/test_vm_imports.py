@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fake_libvirtd import FakeLibvirtd
-from vmckpt.errors import RefusedError
+from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.vm.argv import Platform
@@ -21,7 +21,7 @@ from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.imported import from_domain
 from vmckpt.vm.imported.besides import limits, protections
-from vmckpt.vm.imported.from_domain import Imported, import_domain
+from vmckpt.vm.imported.from_domain import Imported, import_domain, import_xml
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
@@ -167,3 +167,29 @@ def test_what_it_does_without_is_said() -> None:
         "a NIC on the bridge 'br5' is on the host's bridge now (br0)",
         "a NIC on libvirt's network 'dmz' is on the host's bridge now (br0)",
     ]
+
+
+def test_xml_of_a_domain_that_another_host_has_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On storage whose locks other hosts do not see it could be started a second time."""
+    socket = tmp_path / "socket"
+    here = LocalHost("a", tmp_path / "a", "127.0.0.1", libvirt=socket)
+    there = LocalHost("b", tmp_path / "b", "127.0.0.1", libvirt=socket)
+    without = LocalHost("c", tmp_path / "c", "127.0.0.1")
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
+    monkeypatch.setattr(from_domain, "all_hosts", lambda: [here, there, without])
+    found: dict[str, object] = {"a": None, "b": info(DomainState.RUNNING)}
+
+    @asynccontextmanager
+    async def session(host: LocalHost) -> AsyncIterator[FakeLibvirtd]:
+        yield FakeLibvirtd(host, find=found[host.name])
+
+    monkeypatch.setattr(from_domain, "libvirtd", session)
+    xml = XML.replace("</name>", f"</name><uuid>{UUID}</uuid>")
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(import_xml(xml, here, None))
+    assert refused.value.why == "libvirt on b has it"
+    found["b"] = HostDownError("it is silent", why="-", remedy="-")
+    with pytest.raises(HostDownError):
+        asyncio.run(import_xml(xml, here, None))

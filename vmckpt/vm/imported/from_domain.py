@@ -5,8 +5,9 @@ from shlex import quote
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import check_name
+from vmckpt.hosts.inventory.inventory import all_hosts, check_name
 from vmckpt.sequence.steps import finish
 from vmckpt.units import counted
 from vmckpt.vm.adopted.rewrite import rewrite
@@ -77,10 +78,10 @@ async def import_domain(domain: Domain, name: str) -> Imported:
 
 
 async def import_xml(xml: str, host: Host, name: str | None) -> Imported:
-    """Make a VM of a domain's XML, by the host's libvirtd, which does not have that domain.
+    """Make a VM of a domain's XML, by the host's libvirtd; no libvirtd has that domain.
 
     `name` is the VM's (None: the domain's). On an error nothing has changed. Raises RefusedError,
-    UsageError, BusyError.
+    UsageError, BusyError, HostDownError.
     """
     description = parse_domain(xml)
     name = name or description.name
@@ -92,11 +93,25 @@ async def import_xml(xml: str, host: Host, name: str | None) -> Imported:
             remedy=f"name one: vmckpt host set {host.name} --libvirt SOCKET; or another --host",
         )
     async with new_name(name, host, _ACTION), libvirtd(host) as session:
-        if description.uuid and await session.find(description.uuid):
-            why = f"libvirt on {host.name} has it"
-            raise _refusal(description.name, why, f"vmckpt vm import {quote(description.name)}")
+        if description.uuid:
+            await _require_nowhere(description)
         await _require_possible(host, description)
         return await _create(host, name, xml, session, autostart=False)
+
+
+async def _require_nowhere(description: Description) -> None:
+    """Raises RefusedError if a libvirtd has the domain: it would run twice; HostDownError."""
+
+    async def has_it(host: Host) -> Host | None:
+        async with libvirtd(host) as session:
+            return host if await session.find(description.uuid) else None
+
+    answers = await ask_every([host for host in all_hosts() if host.libvirt], has_it)
+    for host in filter(None, answers.given):
+        why = f"libvirt on {host.name} has it"
+        raise _refusal(description.name, why, f"vmckpt vm import {quote(description.name)}")
+    if answers.silent:
+        raise answers.silent[0]
 
 
 async def _require_idle(domain: Domain, session: Libvirtd) -> None:
