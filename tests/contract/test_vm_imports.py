@@ -193,3 +193,15 @@ def test_xml_of_a_domain_that_another_host_has_is_not_imported(
     found["b"] = HostDownError("it is silent", why="-", remedy="-")
     with pytest.raises(HostDownError):
         asyncio.run(import_xml(xml, here, None))
+    # Nor one that is off here, and may run where it is defined as well.
+    work = Import(tmp_path / "a", monkeypatch)
+    monkeypatch.setattr(from_domain, "libvirtd", session)
+    with pytest.raises(HostDownError):
+        work.run()
+    found["b"] = info(DomainState.SHUTOFF)
+    with pytest.raises(RefusedError) as refused:
+        work.run()
+    assert "virsh undefine web on b" in refused.value.remedy
+    assert work.session.orders == []
+    found["b"] = None
+    work.run()

@@ -57,6 +57,7 @@ async def import_domain(domain: Domain, name: str) -> Imported:
             await locks.enter_async_context(lock)
         now, session = await locks.enter_async_context(held_domain(domain, _ACTION))
         await _require_idle(now, session)
+        await _require_nowhere(now.name, now.uuid, besides=host)
         vm, xml = await read_vm(host, name), await session.definition(now.uuid)
         is_new = vm is None or not _is_of(vm, xml)
         if vm is not None and not is_new:
@@ -94,22 +95,27 @@ async def import_xml(xml: str, host: Host, name: str | None) -> Imported:
         )
     async with new_name(name, host, _ACTION), libvirtd(host) as session:
         if description.uuid:
-            await _require_nowhere(description)
+            await _require_nowhere(description.name, description.uuid)
         await _require_possible(host, description)
         return await _create(host, name, xml, session, autostart=False)
 
 
-async def _require_nowhere(description: Description) -> None:
-    """Raises RefusedError if a libvirtd has the domain: it would run twice; HostDownError."""
+async def _require_nowhere(name: str, uuid: str, *, besides: Host | None = None) -> None:
+    """Raises RefusedError if a libvirtd has the domain: it could run twice; HostDownError."""
 
     async def has_it(host: Host) -> Host | None:
         async with libvirtd(host) as session:
-            return host if await session.find(description.uuid) else None
+            return host if await session.find(uuid) else None
 
-    answers = await ask_every([host for host in all_hosts() if host.libvirt], has_it)
+    at_home = None if besides is None else besides.name
+    asked = [host for host in all_hosts() if host.libvirt and host.name != at_home]
+    answers = await ask_every(asked, has_it)
     for host in filter(None, answers.given):
-        why = f"libvirt on {host.name} has it"
-        raise _refusal(description.name, why, f"vmckpt vm import {quote(description.name)}")
+        remedy = f"vmckpt vm import {quote(name)}"
+        if besides is not None:
+            undefine = f"virsh undefine {quote(name)}"
+            remedy = f"see what it is there; if it is outdated: {undefine} on {host.name}"
+        raise _refusal(name, f"libvirt on {host.name} has it", remedy)
     if answers.silent:
         raise answers.silent[0]
 
