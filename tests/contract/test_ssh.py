@@ -171,6 +171,28 @@ def test_damaged_lines_of_known_hosts_keep_nobody_back(server: Sshd, tmp_path: P
     assert refusal(entry).what == "the SSH key of a is not known"
 
 
+@pytest.mark.parametrize("hashed", [True, False])
+def test_any_of_several_keys_of_a_host_will_do(
+    server: Sshd, tmp_path: Path, *, hashed: bool
+) -> None:
+    """An outdated line before the right one: THE SSH KEY HAS CHANGED, and ssh(1) logged in."""
+    output = tmp_path / "old"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", output], check=True)
+    name, kind, _ = server.host_line.split()
+    outdated = f"{name} {kind} {(tmp_path / 'old.pub').read_text().split()[1]}\n"
+    known = tmp_path / "known"
+    mine = config_knowing(server, tmp_path, known)
+    for text, is_known in ((outdated + server.host_line, True), (outdated * 2, False)):
+        known.write_text(text)
+        if hashed:
+            subprocess.run(["ssh-keygen", "-H", "-f", known], check=True, capture_output=True)
+        entry = at(server.entry("a", tmp_path), config=mine)
+        if is_known:
+            ask(entry)
+        else:
+            assert "HAS CHANGED" in refusal(entry).what
+
+
 def test_a_revoked_key_is_refused(server: Sshd, tmp_path: Path) -> None:
     kind, key = server.host_line.split()[1:]
     known = tmp_path / "known"

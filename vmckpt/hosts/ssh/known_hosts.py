@@ -31,11 +31,19 @@ class KnownHosts:
         lines = [line for path in (*self._files, GLOBAL) for line in _lines(path)]
         gone = [_entry(rest) for mark, *rest in lines if mark == _REVOKED]
         self._revoked = frozenset(entry.key.asbytes() for entry in gone if entry)
-        keys = client.get_host_keys()
+        known = dict[str, list[paramiko.PKey]]()
         for line in lines:
             entry = None if line[0].startswith(_MARK) else _entry(line)
-            if entry and entry.key.asbytes() not in self._revoked:
-                _add(keys, entry)
+            if entry and entry.key.asbytes() not in self._revoked and self._is_its(entry):
+                known.setdefault(entry.key.get_name(), []).append(entry.key)
+        for kind, keys in known.items():
+            client.get_host_keys().add(self._known_as, kind, _AnyOf(keys))
+
+    def _is_its(self, entry: HostKeyEntry) -> bool:
+        names = HostKeys()
+        for name in entry.hostnames:
+            names.add(name, entry.key.get_name(), entry.key)
+        return names.lookup(self._known_as) is not None
 
     def missing_host_key(self, _: paramiko.SSHClient, __: str, key: paramiko.PKey) -> NoReturn:
         """Called by paramiko for a host without a known key. Raises HostDownError."""
@@ -88,12 +96,21 @@ def _entry(words: Sequence[str]) -> HostKeyEntry | None:
     return entry
 
 
-def _add(keys: HostKeys, entry: HostKeyEntry) -> None:
-    """Add a key; of two keys of one type for a host the first counts."""
-    kind = entry.key.get_name()
-    for name in entry.hostnames:
-        if kind not in (keys.lookup(name) or {}):
-            keys.add(name, kind, entry.key)
+class _AnyOf:
+    """The known keys of one type of a host, as one key: like ssh(1), any of them will do."""
+
+    def __init__(self, keys: Sequence[paramiko.PKey]) -> None:
+        self._keys = keys
+
+    def get_name(self) -> str:
+        """The type of them all."""
+        return str(self._keys[0].get_name())
+
+    def __eq__(self, other: object) -> bool:
+        return other in self._keys
+
+    def __hash__(self) -> int:
+        return hash(self.get_name())
 
 
 def _digest(key: paramiko.PKey) -> str:
