@@ -292,20 +292,21 @@ def test_a_spec_that_no_one_writes_is_an_error_of_its_own(more: str) -> None:
     "words",
     [
         ("-object", "{<vmckpt:ram>"),
+        ("{<vmckpt:ram>",),
         ("-device", "{"),
         ("--netdev", '{"type":' + "[" * 5000),
         ("-nic", '{"a":1,"a":2}'),
     ],
 )
 def test_arguments_of_an_adopted_machine_that_are_no_options_are_refused(
-    words: tuple[str, str],
+    words: tuple[str, ...],
 ) -> None:
     """Of a host that was broken into: `vm list` of all hosts ended with "vmckpt has a bug"."""
     listed = ", ".join(f"'{word}'" for word in words)
     text = f"{SMALL}[adopted]\narguments = [{listed}]\nfiles = []\nforwards = []\n"
     with pytest.raises(UsageError, match=r"web\.toml") as refused:
         parse(text)
-    assert words[0] in refused.value.why
+    assert f"of {'the first' if len(words) == 1 else words[0]}: " in refused.value.why
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.foreign import parse
 from vmckpt.vm.adopted.escape import double_commas
 
 Value = str | int | bool
@@ -83,7 +82,8 @@ def parse_settings(text: str, implied: str | None = None) -> Settings:
     `implied` is the key of a first value that has none. Raises ValueError on broken JSON.
     """
     if text.startswith("{"):
-        return JsonObject(parse(text, any_text=True))
+        data = json.loads(text)
+        return JsonObject(data)
     pairs = []
     for number, item in enumerate(_items(text)):
         key, equals, value = item.partition("=")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
-from vmckpt.foreign import MalformedError, parse_toml
+from vmckpt.foreign import MalformedError, parse, parse_toml
 from vmckpt.units import MIB
 from vmckpt.vm.adopted.holes import RAM
-from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.passthrough import Passthrough, read_passthrough
 from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.spec.toml_table import TableSource, TomlTable
@@ -243,13 +242,14 @@ def _adopted(table: TomlTable | None) -> Adopted | None:
         table.text("domain", ""),
     )
     table.no_more_keys()
-    for option, value in pairwise(adopted.arguments):
+    for option, value in pairwise(("", *adopted.arguments)):
         # What vmckpt reads of it later; QEMU reads all.
-        if option.lstrip("-") in _READ or RAM in value:
+        if value.startswith("{") and (option.lstrip("-") in _READ or RAM in value):
             try:
-                parse_settings(value)
-            except ValueError as exc:
-                raise table.wrong("arguments", f"of {option}: {exc}", "see QEMU's manual") from exc
+                parse(value, any_text=True)
+            except MalformedError as exc:
+                why = f"of {option or 'the first'}: {exc}"
+                raise table.wrong("arguments", why, "see QEMU's manual") from exc
     return adopted
 
 
