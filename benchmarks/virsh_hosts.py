@@ -59,7 +59,8 @@ class Hosts:
         kinds = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd=/")
         return ("nsenter", target, *kinds, *argv)
 
-    async def _on(self, host: str, *argv: str) -> setting.Process:
+    async def on(self, host: str, *argv: str) -> setting.Process:
+        """Run a command on a host."""
         return await setting.run(*self._inside(host, *argv))
 
     def by_virsh(self, *more: str) -> Move:
@@ -76,7 +77,7 @@ class Hosts:
 
     async def by_virsh_on_source(self, source: str, target: str) -> setting.Process:
         """The domain moves by virsh, on its host."""
-        return await self._on(source, *VIRSH_HERE, *self._virsh_words(target))
+        return await self.on(source, *VIRSH_HERE, *self._virsh_words(target))
 
     def _virsh_words(self, target: str) -> tuple[str, ...]:
         address = self.lab.host(target).migration_address
@@ -96,12 +97,14 @@ class Hosts:
         """What a command that only asks takes: both hosts and their libvirtds are asked."""
         return await setting.run(setting.VMCKPT, "vm", "list")
 
-    async def run_guest(self, *, direct: bool) -> int:
+    async def run_guest(
+        self, *, direct: bool, memory_mib: int = MEMORY_MIB, load: str = LOAD
+    ) -> int:
         """The guest on the first host, booted and beating; its number."""
         host, disk = self.names[0], self.shared / f"{NAME}.qcow2"
         disk.unlink(missing_ok=True)
-        await self._on(host, "qemu-img", "create", "-q", "-f", "qcow2", str(disk), "256M")
-        spec = setting.guest_spec(NAME, NUMBER, memory=f"{MEMORY_MIB}M", load=LOAD)
+        await self.on(host, "qemu-img", "create", "-q", "-f", "qcow2", str(disk), "256M")
+        spec = setting.guest_spec(NAME, NUMBER, memory=f"{memory_mib}M", load=load)
         if direct:
             path = self.shared / f"{NAME}.toml"
             disk_table = f'\n[[disks]]\npath = "{disk}"\n'
@@ -113,15 +116,15 @@ class Hosts:
             path.write_text(
                 _DOMAIN.format(
                     name=NAME,
-                    memory=MEMORY_MIB,
+                    memory=memory_mib,
                     number=NUMBER,
                     image=setting.image(),
                     cmdline=cmdline.split('"')[1],
                     disk=disk,
                 )
             )
-            await self._on(host, *VIRSH_HERE, "define", str(path))
-            await self._on(host, *VIRSH_HERE, "start", NAME)
+            await self.on(host, *VIRSH_HERE, "define", str(path))
+            await self.on(host, *VIRSH_HERE, "start", NAME)
         await setting.await_beats(self.listener, NUMBER)
         return NUMBER
 

@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from vmckpt.epoch.head import MOST_OTHER_BYTES, ReadHead, readable
 from vmckpt.errors import OperationFailedError
 from vmckpt.memory.private.other_blocks import OtherBlocks
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.qemu.stream_head import RamBlock, plain_stream, read_stream_head, stream_head
+from vmckpt.qemu.stream_head import (
+    RamBlock,
+    RamPages,
+    plain_end,
+    plain_page,
+    plain_stream,
+    read_stream_head,
+    stream_head,
+)
 
 RAM = RamBlock("ram0", 1 << 26, 1 << 26, 0x7F0000000000)
 CARD = RamBlock("0000:00:01.0/vga.vram", 2 * PAGE_BYTES, 2 * PAGE_BYTES, 0x10000)
@@ -57,8 +66,23 @@ def test_it_is_read_back_and_becomes_an_ordinary_stream() -> None:
     head = read_stream_head(GOLDEN + DEVICES)
     assert (head.machine, head.absent, head.rest) == ("pc-q35-1", ("ram0",), DEVICES)
     assert head.blocks == tuple((block.name, block.used_bytes) for block in BLOCKS)
-    ram = [(7 * PAGE_BYTES, b""), (3 * PAGE_BYTES, b"r" * PAGE_BYTES)]
+    ram = [RamPages(np.array([7]), b""), RamPages(np.array([3]), b"r" * PAGE_BYTES)]
     assert b"".join(plain_stream(head, ram)) == PLAIN
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1024, 1025, 3000])
+@pytest.mark.parametrize("empty", [False, True])
+def test_many_pages_are_what_each_of_them_is(count: int, empty: bool) -> None:
+    head = read_stream_head(GOLDEN + DEVICES)
+    numbers = np.arange(5, 5 + 2 * count, 2)
+    pages = [b"" if empty else bytes([n % 251 + 1]) * PAGE_BYTES for n in range(count)]
+    stream = b"".join(plain_end(head, [RamPages(numbers, b"".join(pages))]))
+    expected = b""
+    for number, page in zip(numbers.tolist(), pages, strict=True):
+        one = plain_page(head, number, page)
+        same = (int.from_bytes(one[:8], "big") | 0x20).to_bytes(8, "big") + one[13:]
+        expected += same if expected else one
+    assert stream == expected + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + DEVICES
 
 
 @pytest.mark.parametrize(

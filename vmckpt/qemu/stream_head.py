@@ -8,7 +8,10 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_PAGE_BYTES, _PIECE_BYTES = 4096, 4 << 20
+import numpy as np
+from numpy.typing import NDArray
+
+_PAGE_BYTES, _PIECE_PAGES = 4096, 1024
 _MAGIC = struct.pack(">II", 0x5145564D, 3)
 _CONFIGURATION, _SUBSECTION, _START, _END, _FOOTER = 0x07, 0x05, 0x01, 0x03, 0x7E
 _U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
@@ -112,10 +115,17 @@ def _read(stream: bytes) -> StreamHead:
     return StreamHead(machine, tuple(blocks), stream[begin:at], absent, stream[end:])
 
 
-def plain_stream(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+class RamPages(NamedTuple):
+    """Pages of one block of RAM: their numbers (int64), and their contents; b"": all are zeroes."""
+
+    numbers: NDArray[np.int64]
+    contents: bytes | memoryview
+
+
+def plain_stream(head: StreamHead, ram: Iterable[RamPages]) -> Iterator[bytes]:
     """The same machine as an ordinary migration stream: all of its RAM is in it.
 
-    `ram`: pages of the one block that is absent from the head, by offset; b"" is a page of zeroes.
+    `ram`: pages of the one block that is absent from the head.
     """
     yield plain_begin(head)
     yield from plain_end(head, ram)
@@ -138,25 +148,35 @@ def plain_begin(head: StreamHead) -> bytes:
     )
 
 
-def plain_page(head: StreamHead, offset: int, page: bytes) -> bytes:
-    """Of `plain_stream`, one page of `ram`; others may follow."""
+def plain_page(head: StreamHead, number: int, page: bytes | memoryview) -> bytes:
+    """Of `plain_stream`, one page of `ram`; others may follow. b"": it is zeroes."""
     (name,) = head.absent
-    return _U64.pack(offset | (_PAGE if page else _ZERO)) + _short(name) + (page or b"\0")
+    word = number * _PAGE_BYTES | (_PAGE if page else _ZERO)
+    return b"".join([_U64.pack(word), _short(name), page or b"\0"])
 
 
-def plain_end(head: StreamHead, ram: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+def plain_end(head: StreamHead, ram: Iterable[RamPages]) -> Iterator[bytes]:
     """Of `plain_stream`, `ram` and all that follows it."""
-    piece, is_first = bytearray(), True
-    for offset, page in ram:
-        if is_first:
-            piece += plain_page(head, offset, page)
-        else:
-            piece += _U64.pack(offset | (_PAGE if page else _ZERO) | _SAME_BLOCK) + (page or b"\0")
-        is_first = False
-        if len(piece) >= _PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    yield bytes(piece) + _end_of_part() + head.rest
+    is_first = True
+    for numbers, contents in ram:
+        view = memoryview(contents).cast("B")
+        for at in range(0, len(numbers), _PIECE_PAGES):
+            some = numbers[at : at + _PIECE_PAGES]
+            pages = view[at * _PAGE_BYTES : (at + _PIECE_PAGES) * _PAGE_BYTES]
+            if is_first:
+                yield plain_page(head, int(some[0]), pages[:_PAGE_BYTES])
+                some, pages, is_first = some[1:], pages[_PAGE_BYTES:], False
+            yield _records(some, pages)
+    yield _end_of_part() + head.rest
+
+
+def _records(numbers: NDArray[np.int64], pages: memoryview) -> bytes:
+    """Further pages of the same block."""
+    kind, count = (_PAGE if pages else _ZERO) | _SAME_BLOCK, len(numbers)
+    words = (numbers.astype(">u8") * _PAGE_BYTES | kind).astype(">u8").view(np.uint8)
+    content = np.frombuffer(pages, np.uint8) if pages else np.zeros(count, np.uint8)
+    width = _PAGE_BYTES if pages else 1
+    return np.hstack([words.reshape(count, _U64.size), content.reshape(count, width)]).tobytes()
 
 
 def _require(is_so: bool, otherwise: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, CheckpointFacts
 from vmckpt.errors import RefusedError
-from vmckpt.qemu.stream_head import StreamHead, plain_stream, read_stream_head
+from vmckpt.qemu.stream_head import RamPages, StreamHead, plain_stream, read_stream_head
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 
@@ -87,8 +87,8 @@ def pages_of(
     point: Checkpoint,
     facts: CheckpointFacts,
     moved: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Iterator[tuple[int, bytes]]:
-    """All pages of the RAM by offset, zeroes (b"") too: a new QEMU's memory need not be empty.
+) -> Iterator[RamPages]:
+    """All pages of the RAM, zeroes too: a new QEMU's memory need not be empty.
 
     Blocking; `moved` as in `write_save_image`. Raises DamagedError.
     """
@@ -96,14 +96,10 @@ def pages_of(
     present = area.numbers()
     empty = np.ones(facts.memory_bytes // PAGE_CHUNK_BYTES, bool)
     empty[present] = False
-    for number in np.flatnonzero(empty).tolist():
-        yield number * PAGE_CHUNK_BYTES, b""
+    yield RamPages(np.flatnonzero(empty), b"")
     done, total = 0, len(present) * PAGE_CHUNK_BYTES
     moved(done, total)
     for numbers, contents in area.stream():
-        view = memoryview(contents).cast("B")
-        for location, number in enumerate(numbers.tolist()):
-            page = view[location * PAGE_CHUNK_BYTES : (location + 1) * PAGE_CHUNK_BYTES]
-            yield number * PAGE_CHUNK_BYTES, bytes(page)
+        yield RamPages(numbers, contents)
         done += len(numbers) * PAGE_CHUNK_BYTES
         moved(done, total)
