@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.checkpoint.disks.qcow2 import write_overlay
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import Finding
@@ -22,7 +23,7 @@ def checked(
 ) -> list[Finding]:
     primary, standby = (LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b"))
     for host in (primary, standby):
-        (host.state_dir / "images").mkdir(parents=True)
+        (host.state_dir / "images").mkdir(parents=True, exist_ok=True)
     text = f'name = "web"\nmemory = "64M"\n[[disks]]\n{disk}\n'
     directory = vm_dir(primary.state_dir, "web")
     spec = parse_spec(text, "spec", tmp_path)
@@ -69,3 +70,39 @@ def test_snapshots_would_be_lost(tmp_path: Path) -> None:
 
 def test_a_read_only_disk_is_not_copied(tmp_path: Path) -> None:
     assert checked(tmp_path, 'image = "cd.raw"\nformat = "raw"\nread_only = true') == []
+
+
+def vm_there(tmp_path: Path, name: str, image: str) -> None:
+    """A VM of the standby's host, which is off."""
+    directory = vm_dir(tmp_path / "b", name)
+    directory.path.mkdir(parents=True)
+    disk = f'[[disks]]\nimage = "{image}"\nformat = "raw"\n'
+    directory.spec.write_text(f'name = "{name}"\nmemory = "64M"\n{disk}')
+
+
+def test_no_copy_is_written_over_another_vms_disk_whether_that_runs_or_not(tmp_path: Path) -> None:
+    """The image was the VM's own before a failover, and marked as such; another VM has it since."""
+    disk = 'image = "web.raw"\nformat = "raw"'
+    image = tmp_path / "b" / "images" / "web.raw"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(bytes(4096))
+    vm_there(tmp_path, "web", "web.raw")  # what is left of it there itself is no other
+    assert checked(tmp_path, disk) == []
+    vm_there(tmp_path, "saved", "web.raw")
+    (found,) = checked(tmp_path, disk)
+    assert (found.verdict, found.code) == ("refuse", "disk-in-use")
+    assert "VM saved" in found.reason
+    vm_dir(tmp_path / "b", "saved").spec.write_text("name =")  # damaged: it may name any image
+    (found,) = checked(tmp_path, disk)
+    assert (found.verdict, found.code) == ("refuse", "disk-in-use")
+    assert "unknown" in found.reason
+
+
+def test_no_copy_is_written_over_an_image_that_others_are_based_on(tmp_path: Path) -> None:
+    below = tmp_path / "b" / "images" / "web.raw"
+    below.parent.mkdir(parents=True)
+    below.write_bytes(bytes(1 << 16))
+    write_overlay(below.with_name("fork.qcow2"), 1 << 16, below, "raw")
+    (found,) = checked(tmp_path, 'image = "web.raw"\nformat = "raw"')
+    assert (found.verdict, found.code) == ("refuse", "disk-in-use")
+    assert "image fork.qcow2" in found.reason

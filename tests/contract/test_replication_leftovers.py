@@ -508,12 +508,31 @@ def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
     requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
     copy = StandbyFile(hosts[1].state_dir / "images/web.raw", 4096, "raw")
     prepare([copy], "web", run)
-    settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
+    asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, fate))
     assert copy.path.exists() is stays
     if fate is CopiesFate.KEEP:  # also when the next one is undone
         prepare([copy], "web", "2")
-        settle_here(ServiceFiles.of(hosts[1], "web").path, CopiesFate.UNDO)
+        asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, CopiesFate.UNDO))
         assert copy.path.exists()
+
+
+@pytest.mark.parametrize("fate", [CopiesFate.DISCARD, CopiesFate.UNDO])
+def test_a_copy_that_is_another_vms_disk_by_now_is_not_removed(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: CopiesFate
+) -> None:
+    """An operator made a VM of what a lost standby had; it is off as `replicate stop` is called."""
+    requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
+    copy = StandbyFile(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    prepare([copy], "web", "1")
+    saved = vm_dir(hosts[1].state_dir, "saved")
+    saved.path.mkdir(parents=True)
+    disk = '[[disks]]\nimage = "web.raw"\nformat = "raw"\n'
+    saved.spec.write_text(f'name = "saved"\nmemory = "64M"\n{disk}')
+    asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, fate))
+    assert copy.path.exists()
+    shutil.rmtree(saved.path)
+    asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, fate))
+    assert not copy.path.exists()
 
 
 @pytest.mark.parametrize("fate", CopiesFate)
@@ -530,7 +549,7 @@ def test_copies_that_cannot_be_settled_are_an_error_of_storage(
     for name in ("keep", "discard"):
         monkeypatch.setattr(leftover_copies, name, fails)
     with pytest.raises(StorageError, match="settle the copies"):
-        settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
+        asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, fate))
 
 
 @pytest.mark.parametrize("fate", CopiesFate)
@@ -540,7 +559,7 @@ def test_a_disk_that_both_hosts_have_is_no_copy_whatever_stands_on_it(
     requested(hosts, tmp_path, (CopiedDisk(0, 4096),), SHARED)
     disk = StandbyFile(hosts[1].state_dir / "images/web.raw", 4096, "raw")
     prepare([disk], "web", "1")
-    settle_here(ServiceFiles.of(hosts[1], "web").path, fate)
+    asyncio.run(settle_here(ServiceFiles.of(hosts[1], "web").path, fate))
     assert read_mark(disk.path) == ("copy", "1", "web")
 
 

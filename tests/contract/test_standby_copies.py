@@ -153,6 +153,20 @@ def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
     assert read_mark(new) is None
 
 
+def test_the_disk_of_an_earlier_vm_of_that_name_is_not_gone_on_from(tmp_path: Path) -> None:
+    """`vm rm` had kept it; a new VM of that name was protected by this host."""
+    path = tmp_path / "disk.raw"
+    path.write_bytes(b"y" * SIZE)
+    mark_as_disks([path], "web", "id-1")
+    with pytest.raises(RefusedError, match="exists on the standby already") as caught:
+        prepare([StandbyFile(path, SIZE, "raw")], "web", "run1", "id-2")
+    assert "an earlier 'web'" in caught.value.why
+    prepare([StandbyFile(path, SIZE, "raw")], "web", "run1", "id-1")
+    mark_as_disks([path], "web")  # by an older vmckpt
+    prepare([StandbyFile(path, SIZE, "raw")], "web", "run1", "id-2")
+    assert path.read_bytes() == b"y" * SIZE
+
+
 def test_what_a_qemu_has_open_is_neither_gone_on_from_nor_removed(tmp_path: Path) -> None:
     path = made(tmp_path)
     with path.open("r+b") as file:

@@ -32,6 +32,8 @@ _STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
+# What has a file as its disk, or below it.
+_WITH_DISKS = ("VM ", "domain ", "image ", "replication of ")
 # Kinds of job that make or read checkpoints.
 _OF_CHECKPOINTS = ("checkpoint", "restore", "restore-disks", "fork")
 # Folders of operations that name images, what the operations are, and the file in each one's
@@ -105,15 +107,35 @@ async def inspected(
     ]
 
 
-async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
-    """Whether anything on the host except `own` (as in `HostImage.users`) uses the file at `path`.
+async def users_besides(host: Host, path: Path, own: Collection[str]) -> list[str]:
+    """What on the host except `own` (as in `HostImage.users`) uses the file at `path`.
 
     Operations that clean up after a VM in `own` do not count. Raises as `images_of` does.
     """
     cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
     found = await inspected(host, [path], await files_of_domains(host))
     users = {user for image in found for user in image.users}
-    return any(not (user in own or user.startswith(cleanups)) for user in users)
+    return sorted(user for user in users if not (user in own or user.startswith(cleanups)))
+
+
+async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
+    """Whether there is any such user. Raises as `images_of` does."""
+    return bool(await users_besides(host, path, own))
+
+
+async def disk_of_others(host: Host, path: Path, name: str) -> list[str]:
+    """Whose disk the file is, or is below, besides the VM `name` and a standby of it.
+
+    Unlike `users_besides`, without operations: records of those that have ended stay for a while.
+    Raises as `images_of` does.
+    """
+    users = await users_besides(host, path, standby_users(name))
+    return [user for user in users if user.startswith(_WITH_DISKS)]
+
+
+def standby_users(name: str) -> tuple[str, ...]:
+    """The users (as in `HostImage.users`) of a VM's copies on its standby."""
+    return f"VM {name}", f"replication of {name}"
 
 
 async def files_of_domains(host: Host) -> dict[str, list[Path]]:

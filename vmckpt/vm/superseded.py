@@ -12,7 +12,7 @@ from pathlib import Path
 from vmckpt.errors import StorageError
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
-from vmckpt.vm.images import used_besides
+from vmckpt.vm.images import standby_users, used_besides
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1
@@ -55,7 +55,7 @@ async def is_superseded(host: Host, name: str, path: Path) -> bool:
     if noted is None or noted != await _identity(host, path):
         return False
     # The VM is elsewhere: records of it here are stale, or belong to this migration.
-    return not await used_besides(host, path, (f"VM {name}", f"replication of {name}"))
+    return not await used_besides(host, path, standby_users(name))
 
 
 def _record(host: Host, name: str) -> Path:

@@ -52,7 +52,7 @@ def replica(
     elif task in (ServiceTask.discard, ServiceTask.undo, ServiceTask.keep):
         from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 
-        settle_here(directory, CopiesFate(task.value))
+        run(settle_here(directory, CopiesFate(task.value)))
     elif task is ServiceTask.commit_overlays:
         from vmckpt.replicate.disks.overlays import commit_overlays
 

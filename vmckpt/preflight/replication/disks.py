@@ -3,12 +3,14 @@
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.options.replication import COPY, SHARED
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.units import format_size
+from vmckpt.vm.images import disk_of_others
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec.spec import Disk
@@ -32,7 +34,10 @@ async def disk_checks(
             yield Finding("disk-shared", OK, f"{disk.on(vm.host.state_dir)} is there on both")
             continue
         there = disk.on(standby.state_dir)
-        if not await standby.exists(there):
+        if await standby.exists(there):
+            if (in_use := await _in_use(vm.name, standby, there)) is not None:
+                yield in_use
+        else:
             directory = there.parent
             while not await standby.exists(directory):
                 directory = directory.parent
@@ -44,6 +49,22 @@ async def disk_checks(
             yield Finding("disk-room", REFUSE, text, "free space there, or choose another host")
         else:
             yield Finding("disk-room", OK, text)
+
+
+async def _in_use(name: str, standby: Host, there: Path) -> Finding | None:
+    """Why the standby must not write its copy over the file that is there: whatever its mark, a VM
+    may have it as a disk by now, or an image may be based on it.
+    """
+    try:
+        users = await disk_of_others(standby, there, name)
+    except (HostDownError, RefusedError) as exc:
+        reason = f"it is unknown what uses {there} on {standby.name}: {exc.what}: {exc.why}"
+        return Finding("disk-in-use", REFUSE, reason, exc.remedy)
+    if not users:
+        return None
+    reason = f"{there} on {standby.name}, where the copy would be, is a disk of {', '.join(users)}"
+    remedy = "give one of the two disks another name, or choose another host"
+    return Finding("disk-in-use", REFUSE, reason, remedy)
 
 
 def _needed_bytes(disk: Disk, image: DiskImage) -> int:

@@ -4,7 +4,8 @@ An extended attribute of the file, which moves with it, records its owner:
 
     user.vmckpt.replica    copy RUN VM    made by a standby, and not complete yet
                            kept - VM      left by a lost standby: the next one reuses it
-                           disk - VM      was the VM's own disk: the next standby reuses it too
+                           disk ID VM     was the own disk of the VM with this identity: its next
+                                          standby reuses it too. "-" (an older vmckpt): of that name
 
 All but `disk` are removed when the protection is ended. Reusing one is always safe: its content is
 compared block by block.
@@ -54,7 +55,10 @@ class StandbyFile(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The mark on a file: whether a standby of `run` made it, and to which VM it belongs."""
+    """The mark on a file: whether a standby of `run` made it, and to which VM it belongs.
+
+    For a VM's own disk `run` is that VM's identity.
+    """
 
     kind: str
     run: str
@@ -70,8 +74,10 @@ def read_mark(path: Path) -> Mark | None:
     return None
 
 
-def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
+def prepare(copies: Iterable[StandbyFile], vm: str, run: str, identity: str = "") -> None:
     """Make an image of that size at each path: a new one, or what is left there of the VM's disk.
+
+    `identity`: the VM's; "": its primary's vmckpt does not say.
 
     Raises RefusedError if another file is there, StorageError. After an error no new file is left.
     """
@@ -79,7 +85,7 @@ def prepare(copies: Iterable[StandbyFile], vm: str, run: str) -> None:
     try:
         for copy in copies:
             if os.path.lexists(copy.path):
-                _require_base(copy, vm)
+                _require_base(copy, vm, identity)
             else:
                 _create(copy, Mark(_COPY, run, vm))
                 made.append(copy.path)
@@ -110,14 +116,14 @@ def keep(paths: Iterable[Path], vm: str) -> None:
             _set(path, Mark(_KEPT, "-", vm))
 
 
-def mark_as_disks(paths: Sequence[Path], vm: str) -> None:
+def mark_as_disks(paths: Sequence[Path], vm: str, identity: str = "") -> None:
     """Mark them as the VM's own disks: once they no longer are, a standby may reuse them.
 
     On a file system without extended attributes they must be removed by hand before that.
     """
     for path in paths:
         with suppress(OSError):
-            _set(path, Mark(_DISK, "-", vm))
+            _set(path, Mark(_DISK, identity or "-", vm))
 
 
 def _set(file: Path | int, mark: Mark) -> None:
@@ -155,13 +161,19 @@ def _no_copy(path: Path, exc: OSError) -> StorageError:
     )
 
 
-def _require_base(copy: StandbyFile, vm: str) -> None:
+def _require_base(copy: StandbyFile, vm: str, identity: str) -> None:
     """Require that the file is an old disk of this VM, and not in use."""
     path, mark = copy.path, read_mark(copy.path)
     if mark is None or mark.vm != vm:
         raise RefusedError(
             f"{path} exists on the standby already",
             why=f"it is not marked as a copy of a disk of '{vm}'",
+            remedy="remove or rename it there",
+        )
+    if mark.kind == _DISK and identity and mark.run not in ("-", identity):
+        raise RefusedError(
+            f"{path} exists on the standby already",
+            why=f"it was the disk of an earlier '{vm}', which had only its name",
             remedy="remove or rename it there",
         )
     if _is_open(path):

@@ -3,11 +3,12 @@
 from enum import StrEnum
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.copies import discard, keep
-from vmckpt.replicate.request import ServiceFiles, read_request
+from vmckpt.replicate.request import ReplicationRequest, ServiceFiles, read_request
 from vmckpt.state.durable import storage_errors
+from vmckpt.vm.images import disk_of_others
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
@@ -35,8 +36,8 @@ async def settle_copies(host: Host, files: ServiceFiles, fate: CopiesFate) -> No
         )
 
 
-def settle_here(directory: Path, fate: CopiesFate) -> None:
-    """Like `settle_copies`, on that host itself."""
+async def settle_here(directory: Path, fate: CopiesFate) -> None:
+    """Like `settle_copies`, on that host itself. What is another VM's disk by now stays."""
     request = read_request(directory)
     home = vm_dir(request.standby.state_dir, request.vm)
     if home.current.exists():
@@ -49,4 +50,13 @@ def settle_here(directory: Path, fate: CopiesFate) -> None:
         if fate is CopiesFate.KEEP:
             keep(paths, request.vm)
         else:
-            discard(paths, request.vm, request.run if fate is CopiesFate.UNDO else None)
+            own = [path for path in paths if not await _is_others(request, path)]
+            discard(own, request.vm, request.run if fate is CopiesFate.UNDO else None)
+
+
+async def _is_others(request: ReplicationRequest, path: Path) -> bool:
+    """Whether another VM has it, or may have it, as its disk; it need not run."""
+    try:
+        return bool(await disk_of_others(request.standby, path, request.vm))
+    except (HostDownError, RefusedError):
+        return True

@@ -179,7 +179,8 @@ async def _sources(monitor: Monitor, request: ReplicationRequest, vm: Vm) -> lis
     sources = [MirrorSource(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
     if request.shares_disks:
         return await add_overlays(monitor, request, vm, sources)
-    mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
+    paths = [vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks]
+    mark_as_disks(paths, vm.name, request.identity)
     return sources
 
 

@@ -98,7 +98,8 @@ async def serve_standby(directory: Path) -> None:
         ]
         # A shared disk is not a copy: it is neither created nor removed.
         paths = [] if request.shares_disks else [copy.path for copy in copies]
-        prepare([] if request.shares_disks else copies, request.vm, request.run)
+        own = [] if request.shares_disks else copies
+        prepare(own, request.vm, request.run, request.identity)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
@@ -294,7 +295,8 @@ class Standby:
         if await self._was_replaced():
             self._why = "another took the term while the guest was loaded here"
             return
-        mark_as_disks(self._copies, self._request.vm)  # no longer copies that could be dropped
+        # No longer copies that could be dropped.
+        mark_as_disks(self._copies, self._request.vm, self._request.identity)
         self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
         try:
