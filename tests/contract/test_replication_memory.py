@@ -1,6 +1,7 @@
 """Memory that a replication takes: had on both hosts before it begins, and no more later."""
 
 import asyncio
+import gc
 import math
 import os
 import struct
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ from vmckpt.preflight.replication.memory import (
     standby_bytes,
 )
 from vmckpt.replicate.disks.intake import Intake
+from vmckpt.replicate.disks.known import BLOCK_BYTES, DIGEST_BYTES, KnownBlocks, blocks_of
+from vmckpt.replicate.disks.mirrors import Mirrors, MirrorSource
 from vmckpt.replicate.primary import epochs as epochs_module
 from vmckpt.replicate.primary.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
 from vmckpt.replicate.primary.stream import StandbyLostError
@@ -50,9 +53,11 @@ from vmckpt.replicate.wire.frames import (
 )
 from vmckpt.replicate.wire.messages import (
     Begin,
+    Digests,
     DiskWrite,
     HelloDisk,
     decode_writes,
+    encode_digests,
     encode_writes,
 )
 from vmckpt.replicate.wire.pages import Encoder, Shadow
@@ -137,6 +142,82 @@ def test_what_is_needed_is_bounded_and_more_than_what_is_sent() -> None:
         assert room_bytes > limit_bytes // PAGE_BYTES * (PAGE_BYTES + 16)
         assert standby_bytes(ram_bytes, has_disks=False) > room_bytes
         assert primary_bytes(ram_bytes, "page protection", has_disks=False) > ram_bytes
+
+
+def test_what_large_disks_take_is_needed_too(tmp_path: Path) -> None:
+    """Digests of 16 TiB are 8 GiB, of which nothing was promised: other guests died of it."""
+    large = 16 << 40
+    digests_bytes = DIGEST_BYTES * blocks_of(large)
+    for how in PageTracking:
+        more = primary_bytes(GIB, how, has_disks=True, copied_bytes=large)
+        assert more - primary_bytes(GIB, how, has_disks=True) >= digests_bytes
+    host = sized("lab-a", tmp_path, 8 * GIB)
+    vm = vm_on(host, 'memory = "1G"')
+
+    async def ask(**sizes: int) -> list[str]:
+        return [one.verdict async for one in checks(vm, sized("lab-b", tmp_path, 8 * GIB), **sizes)]
+
+    assert asyncio.run(ask()) == [OK, OK]
+    assert asyncio.run(ask(copied_bytes=large)) == [REFUSE, OK]
+    assert asyncio.run(ask(copied_bytes=large, qcow2_bytes=large)) == [REFUSE, REFUSE]
+
+
+QCOW2 = """
+import sys
+from pathlib import Path
+from vmckpt.memory.allocator import keep_freed_memory
+from vmckpt.replicate.disks.copies import StandbyFile, prepare
+from vmckpt.replicate.disks.image import opened
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+keep_freed_memory()
+path, size, before = Path(sys.argv[1]), int(sys.argv[2]), peak()
+for run in ("1", "2"):
+    prepare([StandbyFile(path, size, "qcow2")], "web", run)
+with opened(path, "qcow2"):
+    print(peak() - before)
+"""
+
+
+def test_a_large_qcow2_copy_takes_no_more_than_that(tmp_path: Path) -> None:
+    size = 128 * GIB
+    words = [sys.executable, "-c", QCOW2, str(tmp_path / "disk.qcow2"), str(size)]
+    took_bytes = int(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+    promised_bytes = standby_bytes(GIB, has_disks=True, qcow2_bytes=size)
+    assert took_bytes <= promised_bytes - standby_bytes(GIB, has_disks=True)
+
+
+class Agreeing:
+    """A QEMU that does as it is asked, and reports that its mirror is ready."""
+
+    async def tell(self, *_: object) -> None:
+        """It does."""
+
+    def drain(self) -> list[dict[str, Any]]:
+        ready = {"id": "replica-0", "status": "ready"}
+        return [{"event": "JOB_STATUS_CHANGE", "data": ready}]
+
+
+def test_what_the_copies_held_is_forgotten_once_they_have_all() -> None:
+    """Half a GiB for each TiB was kept for as long as the VM was protected."""
+    size, qemu = 40 * BLOCK_BYTES, cast("Any", Agreeing())
+    mirrors = Mirrors(qemu, [MirrorSource(0, "disk0", size)], Path("/none"), qemu)
+
+    def told() -> list[KnownBlocks]:
+        return [one for one in gc.get_objects() if isinstance(one, KnownBlocks)]
+
+    async def main() -> None:
+        assert not await mirrors.are_copied()
+        digests = encode_digests(Digests(0, 0, bytes(DIGEST_BYTES * blocks_of(size))), Packer())
+        mirrors.tell(memoryview(b"".join(digests)))
+        assert len(told()) == 1
+        assert await mirrors.are_copied()
+        assert not told()
+        assert await mirrors.are_copied()
+
+    gc.collect()  # of other tests
+    asyncio.run(main())
 
 
 # -- the promise ---------------------------------------------------------------------------------

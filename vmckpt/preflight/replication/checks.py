@@ -31,6 +31,9 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         images = await query_disk_images(monitor)
     theirs, shares = await abilities(standby), options.disks == SHARED
     read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
+    disks = [] if shares else list(zip(vm.spec.disks, vm.nodes, strict=True))
+    sizes = [(one, images[node].virtual_size_bytes) for one, node in disks if not one.read_only]
+    copied, qcow2 = [size for _, size in sizes], [n for one, n in sizes if one.format != "raw"]
     return found + await ask(
         disk_checks(vm, standby, images, options.disks),
         _firmware(vm),
@@ -41,7 +44,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         destination_host.permissions(vm, standby),
         vm_users.checks(standby, vm.spec, vm.host if shares else None),
         destination_host.room(vm, standby),
-        memory.checks(vm, standby),
+        memory.checks(vm, standby, copied_bytes=sum(copied), qcow2_bytes=sum(qcow2)),
         destination_host.files(vm, standby, read_only),
         destination_host.network(vm, standby),
         destination_host.address(vm.host, standby),

@@ -27,6 +27,9 @@ _TWICE_BYTES = 16 * MIB
 _BESIDES_BYTES = 16 * MIB
 # The program and its libraries; an epoch's disk writes, bounded by `replicate/disks/intake.py`.
 SERVICE_BYTES, DISK_BYTES = 64 * MIB, 192 * MIB
+# The share of a disk's length that knowing it block by block takes: on the primary a digest of each
+# 64 KiB of a disk that is copied, on the standby where each cluster of a qcow2 copy is.
+_KNOWN_SHARE = 2048
 
 
 def epoch_limit_bytes(ram_bytes: int) -> int:
@@ -41,29 +44,37 @@ def epoch_room_bytes(ram_bytes: int, *, has_disks: bool) -> int:
     return limit_bytes + limit_bytes // 8 + _BESIDES_BYTES + (DISK_BYTES if has_disks else 0)
 
 
-def primary_bytes(ram_bytes: int, tracking: str, *, has_disks: bool) -> int:
-    """The maximum memory of the primary's service."""
+def primary_bytes(ram_bytes: int, tracking: str, *, has_disks: bool, copied_bytes: int = 0) -> int:
+    """The maximum memory of the primary's service. `copied_bytes`: the length of all disks that are
+    copied; none of shared ones is.
+    """
     copies = 2 if tracking == PageTracking.COMPARISON else 1
     disk_bytes = DISK_BYTES if has_disks else 0
-    return copies * ram_bytes + epoch_limit_bytes(ram_bytes) + SERVICE_BYTES + disk_bytes
+    fixed_bytes = SERVICE_BYTES + disk_bytes + copied_bytes // _KNOWN_SHARE
+    return copies * ram_bytes + epoch_limit_bytes(ram_bytes) + fixed_bytes
 
 
-def standby_bytes(ram_bytes: int, *, has_disks: bool) -> int:
-    """The maximum memory of the standby's service, besides the memory of its QEMU.
+def standby_bytes(ram_bytes: int, *, has_disks: bool, qcow2_bytes: int = 0) -> int:
+    """The maximum memory of the standby's service, besides the memory of its QEMU. `qcow2_bytes`:
+    the length of all disks that it has as qcow2 copies.
 
     The writes of one epoch are still being applied while the next one arrives.
     """
     room_bytes = epoch_room_bytes(ram_bytes, has_disks=has_disks)
-    return room_bytes + SERVICE_BYTES + (DISK_BYTES if has_disks else 0)
+    disk_bytes = DISK_BYTES if has_disks else 0
+    return room_bytes + SERVICE_BYTES + disk_bytes + qcow2_bytes // _KNOWN_SHARE
 
 
-async def checks(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
+async def checks(
+    vm: Vm, standby: Host, *, copied_bytes: int = 0, qcow2_bytes: int = 0
+) -> AsyncIterator[Finding]:
     """Whether both hosts have the memory, besides what is reserved for others."""
     spec, has_disks = vm.spec, any(not disk.read_only for disk in vm.spec.disks)
-    ram_bytes = spec.memory_bytes
-    here_bytes = primary_bytes(ram_bytes, await vm.host.page_tracking(), has_disks=has_disks)
-    there_bytes = standby_bytes(ram_bytes, has_disks=has_disks)
-    what = "for the primary's service (a copy of the guest's memory, an epoch on its way)"
+    ram_bytes, how = spec.memory_bytes, await vm.host.page_tracking()
+    here_bytes = primary_bytes(ram_bytes, how, has_disks=has_disks, copied_bytes=copied_bytes)
+    there_bytes = standby_bytes(ram_bytes, has_disks=has_disks, qcow2_bytes=qcow2_bytes)
+    disks = ", what its disks' copies hold" if copied_bytes else ""
+    what = f"for the primary's service (a copy of the guest's memory, an epoch on its way{disks})"
     yield await _check("memory-primary", vm.host, spec, here_bytes, what)
     what = "for the standby's service (an epoch on its way)"
     if spec.ram_dir.is_relative_to(IN_MEMORY):

@@ -100,8 +100,8 @@ def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) 
             CLUSTER_BITS
         )
     file_clusters = file_clusters[:count]
-    used = file_clusters[file_clusters != 0]
-    if len(np.unique(used)) != len(used):
+    used = np.sort(file_clusters[file_clusters != 0])
+    if (used[1:] == used[:-1]).any():
         raise UnfitError("two clusters of it are in one place")
     return file_clusters
 

@@ -89,6 +89,7 @@ class Mirrors:
         if not self._has_begun or len(self._ready) < len(self._sources):
             return False
         self.intake.all_is_copied()
+        self._known.clear()  # half a GiB for each TiB
         return True
 
     async def _begin(self) -> None:

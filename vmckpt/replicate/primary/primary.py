@@ -87,7 +87,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             host.lock(lock, owner(action, request.run, stop_command(request.vm)))
         )
         vm = await _vm_of(request)
-        await stack.enter_async_context(_with_memory(vm, has_disks=bool(request.disks)))
+        await stack.enter_async_context(_with_memory(vm, request))
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
         await require_right(vm)
@@ -154,12 +154,18 @@ def _claim(request: ReplicationRequest, lease: Lease) -> Claim:
     )
 
 
-def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None]:
+def _with_memory(vm: Vm, request: ReplicationRequest) -> AbstractAsyncContextManager[None]:
     """Reserve the memory that this service may come to use, for the block. Raises RefusedError."""
     files, how = vm.qemu.files, page_tracking()
     if how is PageTracking.SOFT_DIRTY and not is_sound(files.ram(vm.spec.ram_dir)):
         how = PageTracking.COMPARISON
-    need_bytes = primary_bytes(vm.spec.memory_bytes, how, has_disks=has_disks)
+    copied = () if request.shares_disks else request.disks
+    need_bytes = primary_bytes(
+        vm.spec.memory_bytes,
+        how,
+        has_disks=bool(request.disks),
+        copied_bytes=sum(disk.size_bytes for disk in copied),
+    )
     return promised(vm.host, files, vm.spec, "primary", need_bytes)
 
 

@@ -107,7 +107,10 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            need_bytes = standby_bytes(spec.memory_bytes, has_disks=bool(copies))
+            qcow2_bytes = sum(copy.size_bytes for copy in copies if copy.image_format != "raw")
+            need_bytes = standby_bytes(
+                spec.memory_bytes, has_disks=bool(copies), qcow2_bytes=qcow2_bytes
+            )
             async with (
                 promised(host, warm.qemu.files, spec, "standby", need_bytes),
                 journal_of(copies, are_shared=request.shares_disks) as disks,
