@@ -186,3 +186,28 @@ def test_who_goes_before_it_has_chosen_was_nobody(tmp_path: Path) -> None:
         assert not taken.has_left.is_set()
 
     run(tmp_path / "disks.sock", talk)
+
+
+def test_each_disk_has_one_writer_of_whom_little_is_read_ahead(tmp_path: Path) -> None:
+    """A QEMU that was broken into made more and more connections, and filled the memory."""
+
+    async def talk(taken: Taken, path: Path) -> None:
+        taken.may_go_on.clear()
+        async with visiting(path) as (reader, writer):
+            await asked(reader, writer, GO, named(b"disk0"))
+            request = struct.pack(">IHHQQI", 0x25609513, 0, WRITE, 1, 0, SIZE) + b"x" * SIZE
+            for _ in range(64):
+                writer.write(request)
+            await taken.has_come.wait()
+            await asyncio.sleep(0.5)  # it would read all of it
+            read_bytes = 64 * len(request) - writer.transport.get_write_buffer_size()
+            assert len(request) <= read_bytes < 8 * SIZE
+            second, refused = await asyncio.open_unix_connection(path)
+            assert await second.read() == b""
+            refused.close()
+            taken.may_go_on.set()
+        await taken.has_left.wait()
+        async with visiting(path) as (reader, writer):  # when the first one has gone
+            await asked(reader, writer, GO, named(b"disk0"))
+
+    run(tmp_path / "disks.sock", talk)

@@ -18,7 +18,7 @@ import pytest
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.host import FreeMemory, Promise
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes import promises
@@ -34,7 +34,7 @@ from vmckpt.preflight.replication.memory import (
     primary_bytes,
     standby_bytes,
 )
-from vmckpt.replicate.disks.intake import Intake
+from vmckpt.replicate.disks.intake import FLOOD_BYTES, Intake
 from vmckpt.replicate.disks.known import BLOCK_BYTES, DIGEST_BYTES, KnownBlocks, blocks_of
 from vmckpt.replicate.disks.mirrors import Mirrors, MirrorSource
 from vmckpt.replicate.primary import epochs as epochs_module
@@ -218,6 +218,29 @@ def test_what_the_copies_held_is_forgotten_once_they_have_all() -> None:
 
     gc.collect()  # of other tests
     asyncio.run(main())
+
+
+def test_a_qemu_that_writes_without_end_as_it_is_to_stop_fills_no_memory(tmp_path: Path) -> None:
+    """It was broken into: no write waits then, as `stop` would not be answered otherwise."""
+    qemu = cast("Any", Agreeing())
+    mirrors = Mirrors(qemu, [MirrorSource(0, "disk0", GIB)], Path("/none"), qemu)
+    intake, data = mirrors.intake, b"x" * (32 * MIB)
+    intake.all_is_copied()
+
+    async def flood() -> None:
+        with intake.open():
+            for _ in range(FLOOD_BYTES // len(data) - 1):
+                await intake.write(0, 0, data)
+            mirrors.end_epoch()
+            assert len(mirrors.ended()) == FLOOD_BYTES // len(data) - 1
+            for _ in range(2 * FLOOD_BYTES // len(data)):
+                await intake.write(0, 0, data)
+        with pytest.raises(OperationFailedError) as caught:
+            mirrors.end_epoch()
+        assert "without end" in caught.value.why
+        assert intake.cut() == []
+
+    asyncio.run(flood())
 
 
 # -- the promise ---------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from vmckpt.errors import VmckptError
 
 # Requests may be as long as QEMU's longest.
 MOST_BYTES = 32 << 20
+# Read ahead of each connection: of a request that is not served yet no more is taken from it.
+_AHEAD_BYTES = 1 << 20
 _HELLO = struct.pack(">QQH", 0x4E42444D41474943, 0x49484156454F5054, 1 | 2)
 _NO_ZEROES = 2
 _OPTION = struct.Struct(">QII")
@@ -78,11 +80,19 @@ class _SpokenWrongError(Exception):
 async def serving(
     path: Path, exports: Mapping[str, Export] | Mapping[str, ReadableDisk]
 ) -> AsyncIterator[None]:
-    """Serve `exports`, by name, at a Unix socket for the duration of the block. Raises OSError."""
+    """Serve `exports`, by name, at a Unix socket for the duration of the block. Raises OSError.
+
+    Of those that are written, each has one connection, its writer's. More are closed at once: each
+    takes memory, and a QEMU that was broken into could make any number.
+    """
     visits = set[asyncio.Task[None]]()
+    are_read = any(isinstance(export, ReadableDisk) for export in exports.values())
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        if not are_read and len(visits) >= len(exports):
+            writer.transport.abort()
+            return
         if task is not None:
             visits.add(task)
             task.add_done_callback(visits.discard)
@@ -101,7 +111,7 @@ async def serving(
             writer.transport.abort()
 
     path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(visit, path, limit=2 * MOST_BYTES)
+    server = await asyncio.start_unix_server(visit, path, limit=_AHEAD_BYTES)
     try:
         yield
     finally:

@@ -9,6 +9,8 @@ from vmckpt.replicate.wire.messages import WRITE_BYTES, DiskWrite
 
 # At the first limit an epoch ends early; at the second the guest's writes wait for its end.
 EARLY_BYTES, MOST_BYTES = 16 << 20, 64 << 20
+# While nothing waits (`open`): more than the queues of all of a guest's disks hold.
+FLOOD_BYTES = 1 << 30
 
 
 class Intake:
@@ -26,6 +28,8 @@ class Intake:
         self._room = asyncio.Event()
         self._room.set()
         self.is_early = asyncio.Event()
+        # More than FLOOD_BYTES came: QEMU was broken into. The writes are no longer complete.
+        self.is_flooded = False
         self.written_bytes = self.same_bytes = 0
 
     async def write(self, disk: int, offset_bytes: int, data: bytes) -> None:
@@ -98,6 +102,9 @@ class Intake:
         self.cut()
 
     def _queue(self, write: DiskWrite, data_bytes: int) -> None:
+        if self._queued_bytes > FLOOD_BYTES:
+            self.is_flooded = True
+            self.drop()
         if self._is_dropped:
             return
         self._writes.append(write)

@@ -143,6 +143,8 @@ class Mirrors:
                 self._ready.add(name)
             elif status != "standby":
                 self._lost = self._lost or f"the mirror {name} is '{status}'"
+        if self.intake.is_flooded:
+            self._lost = self._lost or "QEMU wrote without end while it was to stop its guest"
         if self._lost:
             raise OperationFailedError(
                 "a disk is no longer mirrored",
