@@ -120,6 +120,46 @@ def test_a_qcow2_that_cannot_be_gone_on_from_is_left_as_it_is(tmp_path: Path) ->
         assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (24, 1 << 63, "bytes, the VM's has"),  # the disk's length
+        (40, (1 << 64) - 1, "tables are shorter"),  # where its tables are
+        (40, 1 << 62, "tables are shorter"),
+        (None, 1 << 63 | 1 << 45, "much longer than its disk"),  # where its first cluster is
+        (None, 1 << 63 | 1 << 55, "much longer than its disk"),
+    ],
+)
+def test_an_image_whose_guest_wrote_its_header_takes_no_memory_by_it(
+    tmp_path: Path, at: int | None, value: int, why: str
+) -> None:
+    """A QEMU that was broken into writes anything into its own disk: an old primary's, too."""
+    path = tmp_path / "disk.qcow2"
+    written(path, [0, 2])
+    data = bytearray(path.read_bytes())
+    if at is None:
+        (level1_at,) = struct.unpack_from(">Q", data, 40)
+        at = struct.unpack_from(">Q", data, level1_at)[0] & (1 << 56) - 512
+    data[at : at + 8] = struct.pack(">Q", value)
+    path.write_bytes(data)
+    before = path.stat()
+    with pytest.raises(RefusedError, match="is another disk") as caught:
+        prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
+    assert why in caught.value.why
+    assert path.stat() == before
+
+
+def test_an_image_that_is_much_longer_than_its_disk_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "disk.qcow2"
+    written(path, [0, 2])
+    os.truncate(path, 1 << 42)  # a hole
+    with pytest.raises(RefusedError, match="is another disk") as caught:
+        prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
+    assert "much longer" in caught.value.why
+    os.truncate(path, 1 << 34)
+    prepare([StandbyFile(path, SIZE, "qcow2")], "web", "run1")
+
+
 def test_a_file_that_appears_meanwhile_is_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

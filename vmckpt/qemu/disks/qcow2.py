@@ -20,6 +20,9 @@ _COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _OFFSET = (1 << 56) - (1 << 9)
 # Incompatible features: only this one does not change the clusters.
 _DIRTY = 1
+# The last cluster of a file: at most so many times the disk's length, and some more for what
+# snapshots have left. Its writer chooses it, and refcounts take memory by it.
+_MOST_TIMES, _MOST_MORE = 8, 1 << 20
 _PER_TABLE = CLUSTER_BYTES // 8
 _PER_REFCOUNTS = CLUSTER_BYTES // 2
 
@@ -55,8 +58,30 @@ def tables_bytes(size_bytes: int) -> int:
     return 10 * clusters_of(size_bytes) + 6 * CLUSTER_BYTES
 
 
+class _Head(NamedTuple):
+    """What the header of a stand-alone image says."""
+
+    size_bytes: int
+    level1_at: int
+    level1_entries: int
+    is_clean: bool
+
+
+def size_of(fd: int) -> int:
+    """The length of the disk of a stand-alone image, as it says. Raises UnfitError, OSError."""
+    return _read_head(fd).size_bytes
+
+
 def read_clusters(fd: int) -> Clusters:
-    """Read the cluster map of a stand-alone image. Raises UnfitError, OSError."""
+    """Read the cluster map of a stand-alone image, which takes memory by `size_of` it.
+
+    Raises UnfitError, OSError.
+    """
+    head = _read_head(fd)
+    return Clusters(head.size_bytes, _read_file_clusters(fd, head), head.is_clean)
+
+
+def _read_head(fd: int) -> _Head:
     head = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
     (
         magic, version, backing, _, bits, size_bytes, is_encrypted, entries, level1_at, _, _,
@@ -75,17 +100,15 @@ def read_clusters(fd: int) -> Clusters:
     ):
         if is_so:
             raise UnfitError(why)
-    return Clusters(
-        size_bytes, _read_file_clusters(fd, size_bytes, level1_at, entries), features == 0
-    )
+    return _Head(size_bytes, level1_at, entries, features == 0)
 
 
-def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
-    count = clusters_of(size_bytes)
+def _read_file_clusters(fd: int, head: _Head) -> Any:
+    count = clusters_of(head.size_bytes)
     tables = -(-count // _PER_TABLE)
-    level1 = _table(fd, level1_at, 8 * tables)
-    if entries < tables:
+    if head.level1_entries < tables:
         raise UnfitError("its tables are shorter than its disk")
+    level1 = _table(fd, head.level1_at, 8 * tables)
     file_clusters = np.zeros(tables * _PER_TABLE, np.uint64)
     for table, entry in enumerate(level1.tolist()):
         if not entry & _OFFSET:
@@ -103,10 +126,15 @@ def _read_file_clusters(fd: int, size_bytes: int, level1_at: int, entries: int) 
     used = np.sort(file_clusters[file_clusters != 0])
     if (used[1:] == used[:-1]).any():
         raise UnfitError("two clusters of it are in one place")
+    last = max(int(used.max(initial=0)), os.fstat(fd).st_size // CLUSTER_BYTES)
+    if last > _MOST_TIMES * count + _MOST_MORE:
+        raise UnfitError("it is much longer than its disk")
     return file_clusters
 
 
 def _table(fd: int, at: int, length: int) -> Any:
+    if at + length > os.fstat(fd).st_size:
+        raise UnfitError("its tables are shorter than its disk")
     data = os.pread(fd, length, at)
     if len(data) < length:  # cut short by an unreadable sector, or the end of the file
         data += os.pread(fd, length - len(data), at + len(data))

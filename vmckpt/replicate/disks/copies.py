@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.qemu.disks.qcow2 import UnfitError, read_clusters
+from vmckpt.qemu.disks.qcow2 import UnfitError, read_clusters, size_of
 from vmckpt.replicate.disks import preallocated
 from vmckpt.state.durable import make_dir_durably, sync_directory
 
@@ -198,10 +198,11 @@ def _is_no_base(copy: StandbyFile) -> str:
         size_bytes, clusters = os.fstat(fd).st_size, None
         if copy.image_format != "raw":
             try:
-                clusters = read_clusters(fd)
+                size_bytes = size_of(fd)
+                if size_bytes == copy.size_bytes:
+                    clusters = read_clusters(fd)
             except UnfitError as exc:
                 return str(exc)
-            size_bytes = clusters.size_bytes
         if size_bytes != copy.size_bytes:
             return f"it has {size_bytes} bytes, the VM's has {copy.size_bytes}"
         if clusters is not None:
