@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ import pytest
 
 from tests.contract.test_replication_leftovers import GONE, home, record, requested
 from vmckpt.drivers.direct import DirectVm
-from vmckpt.errors import HostDownError, NotFoundError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError, VmckptError
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.record import LeaseRecord
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.operator import begin, sides
@@ -32,8 +34,9 @@ from vmckpt.replicate.primary.claim import Claim, examine
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm import lifecycle
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_vm, require_at_home
 from vmckpt.vm.lifecycle import held
+from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Replaced
 
 Hosts = tuple[LocalHost, LocalHost]
@@ -301,3 +304,70 @@ def test_no_ending_leaves_a_vm_that_cannot_be_started_or_protected(
         asyncio.run(walk())
     except AssertionError as exc:
         raise AssertionError("\n".join([str(exc), *operator.said])) from exc
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_vm_whose_host_lost_power_in_the_first_copy_starts_when_it_has_booted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """No standby could have it, as the arbiter has it; but it stayed off until `replicate stop`."""
+    monkeypatch.setattr(recovery, "GIVEN_UP_S", 0.2)
+    hosts = made(replace(CASES["both killed in the first copy"], is_lost=is_lost), tmp_path)
+
+    async def start() -> LeaseRecord:
+        vm = await require_at_home(hosts[0], "web")
+        await require_decided(vm)
+        assert not vm.directory.claim.exists()
+        found = await FileStore(tmp_path / "leases").read("web")
+        assert found is not None
+        return found.record
+
+    # The next term, over which nothing comes that its service still had on its way.
+    assert asyncio.run(start()).term == 2
+
+
+def test_a_vm_whose_hosts_both_lost_power_is_freed_by_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standby was in sync, and its memory is gone: it stayed off until `replicate stop`,
+    whatever its autostart is.
+    """
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
+    hosts, told, options = (
+        made(CASES["both killed"], tmp_path),
+        list[str](),
+        ReplicationOptions("-"),
+    )
+
+    async def main() -> None:
+        said = asyncio.Event()
+
+        def tell(event: str, _text: str) -> None:
+            told.append(event)
+            said.set()
+
+        kept = asyncio.ensure_future(
+            keeping.keep("web", hosts, lambda *_: options, new_run=lambda: "r", tell=tell)
+        )
+        async with asyncio.timeout(20):
+            await said.wait()
+        kept.cancel()
+        await asyncio.wait({kept})
+        await require_decided(await require_at_home(hosts[0], "web"))
+
+    asyncio.run(main())
+    assert told == ["freed"]
+
+
+@pytest.mark.parametrize(
+    "case", ["both killed", "both killed, b had the term", "both killed, no arbiter's directory"]
+)
+def test_one_that_a_standby_may_have_does_not(case: str, tmp_path: Path) -> None:
+    hosts = made(CASES[case], tmp_path)
+
+    async def start() -> None:
+        await require_decided(await require_at_home(hosts[0], "web"))
+
+    with pytest.raises(RefusedError, match="may be about to take over"):
+        asyncio.run(start())
+    assert (vm_dir(hosts[0].state_dir, "web").claim).exists()

@@ -6,6 +6,7 @@ from tests.replication_model.asking import (
     PROTECT,
     START,
     STOP,
+    STOP_GONE,
     WAIT,
     RefusedError,
     Side,
@@ -122,7 +123,26 @@ class Command(Stopping):
             return
         elif said is None or (is_over and not (has_left(said) and is_of_home(host))):
             return
+        files = host.files
+        if said.state == DEAD and files is not None and await self._is_its_own(host):
+            release = Recovery(host, files, at_any_rate=True)
+            await self._while(lambda: release.is_alive, "not taken back", WAIT, STOP_GONE)
+            if files.word is None:
+                raise RefusedError("the term was not taken back", WAIT, STOP_GONE)
+            await self._require_right(host)
+            self.world.count("operator: start of what was its own")
+            return
         raise RefusedError("a standby may be about to take over with it", FAILOVER, STOP)
+
+    async def _is_its_own(self, host: Host) -> bool:
+        """operate._is_its_own"""
+        home = host.home
+        if home is None or home.claim is None or host.qemu_of(home) is not None:
+            return False
+        try:
+            return await self._ask_about(host) is Right.OURS
+        except RefusedError:
+            return False
 
     async def _require_right(self, host: Host) -> None:
         """claim.require_right"""

@@ -39,6 +39,23 @@ def test_without_two_hosts_and_the_vm_it_waits(home: str, up: str) -> None:
     assert why
 
 
+@pytest.mark.parametrize(
+    ("answering", "up", "is_time", "expected"),
+    [
+        ("", "abc", True, KeepingMove.FREE),
+        ("", "abc", False, KeepingMove.FREE),
+        ("", "ab", True, KeepingMove.WAIT),  # c may have it, or boots more slowly
+        ("standby", "abc", True, KeepingMove.GOOD),  # it is about to take over
+    ],
+)
+def test_one_whose_hosts_were_both_off_may_be_started_once_all_are_back(
+    answering: str, up: str, is_time: bool, expected: KeepingMove
+) -> None:
+    roles = frozenset(answering.split())
+    view = KeepingView("", roles, frozenset(up), is_time, is_cut_down=True)
+    assert decide(view, HOSTS)[0] is expected
+
+
 @given(st.times(), st.times(), st.times())
 def test_it_is_either_in_a_window_or_in_the_rest_of_the_day(a: time, b: time, now: time) -> None:
     if a != b:

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from tests.replication_model.asking import PROTECT
+from tests.replication_model.asking import PROTECT, START
 from tests.replication_model.plans import plan_of
 from tests.replication_model.schedule import first_violation, minimised, played
 from tests.replication_model.world import Act, Plan
@@ -104,6 +104,13 @@ def test_a_standby_that_nothing_was_copied_to_ends_with_its_primarys_host() -> N
     assert not broken
     assert world.seen["gone with its host"] == 1
     assert "of no use" in played(plan, frozenset({"useless"}))[1]
+
+
+def test_a_vm_whose_host_lost_power_in_the_first_copy_is_started_there() -> None:
+    acts = Act(0.2, PROTECT), Act(0.8, "crash", "a", 5.0), Act(20.0, START)
+    world, broken = played(Plan(seed=0, acts=acts))
+    assert not broken
+    assert world.seen["operator: start of what was its own"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Keep a VM protected: whatever ended its protection, start it again as soon as possible."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
 from vmckpt.replicate.operator.leftover_copies import CopiesFate
 from vmckpt.replicate.operator.operate import settle
-from vmckpt.replicate.operator.sides import sides
+from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
+from vmckpt.replicate.status import DEAD
 from vmckpt.vm.inventory import Vm, homes
 
 CHECK_S = 5.0
@@ -60,6 +61,9 @@ async def keep(
                 standby = next(host for host in hosts if host.name == reason)
                 await start(vm, standby, options_of(vm, standby), new_run())
                 tell("protected", f"{name} on {vm.host.name} is protected by {reason}")
+            elif move is KeepingMove.FREE:
+                await stop(name, _and_all(hosts), CopiesFate.KEEP)
+                tell("freed", f"{name} is off, as both its hosts were, and may be started again")
             elif move is KeepingMove.STOP:
                 await stop(name, _and_all(hosts))
                 tell("stopped", f"{name} is no longer protected: its window is over")
@@ -110,10 +114,23 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     known = await sides(name, reached)
     roles = [side.status.role for side in known if side.answers]
     is_cut_off = any(not side.answers and not side.status.has_ended for side in known)
+    is_cut_down = len(found) == 1 and not alive and _are_killed(known, found[0])
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
-    view = KeepingView(vm.host.name if vm else "", frozenset(roles), frozenset(up.given), is_time)
+    home, answering = vm.host.name if vm else "", frozenset(roles)
+    view = KeepingView(home, answering, frozenset(up.given), is_time, is_cut_down)
     move, reason = decide(view, [host.name for host in hosts])
     return _Seen(move, vm, reason, is_cut_off)
+
+
+def _are_killed(known: Iterable[ReplicaSide], home: Vm) -> bool:
+    """Whether the service of the primary at home there was killed, and all others have ended.
+
+    One that is frozen may go on: then its standby takes over.
+    """
+    states = {side.host.name: side.status for side in known}
+    primary = states.get(home.host.name)
+    was_killed = primary is not None and primary.is_primary and primary.state == DEAD
+    return was_killed and all(one.state == DEAD or one.has_ended for one in states.values())
 
 
 async def _name_if_up(host: Host) -> str:

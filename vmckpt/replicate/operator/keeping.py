@@ -42,6 +42,7 @@ class KeepingMove(Enum):
 
     PROTECT = "unprotected, and is to be protected"
     STOP = "protected, and the window is over"
+    FREE = "off, since the services of both sides died with their hosts: let it be started again"
     WAIT = "nothing can be done"
     GOOD = "all is as it should be"
 
@@ -49,13 +50,15 @@ class KeepingMove(Enum):
 @dataclass(frozen=True, slots=True)
 class KeepingView:
     """`home`: the host that runs it; "": none does. `answering`: the roles of the replication's
-    services that are alive. `up`: which hosts answer.
+    services that are alive. `up`: which hosts answer. `is_cut_down`: it is off at its only home,
+    where its primary's service was killed, as was every other one that has not ended.
     """
 
     home: str
     answering: frozenset[str]
     up: frozenset[str]
     is_time: bool
+    is_cut_down: bool = False
 
 
 def decide(view: KeepingView, hosts: Sequence[str]) -> tuple[KeepingMove, str]:
@@ -67,6 +70,8 @@ def decide(view: KeepingView, hosts: Sequence[str]) -> tuple[KeepingMove, str]:
         # A standby without its primary is about to take over: leave it alone.
         is_to_stop = not view.is_time and "primary" in view.answering
         return (KeepingMove.STOP if is_to_stop else KeepingMove.GOOD), ""
+    if view.is_cut_down and view.up.issuperset(hosts):
+        return KeepingMove.FREE, ""
     if not view.is_time:
         return KeepingMove.GOOD, ""
     if not view.home:

@@ -25,6 +25,7 @@ from vmckpt.replicate.operator.sides import (
     sides,
     while_there_is,
 )
+from vmckpt.replicate.operator.terms import take_back_term
 from vmckpt.replicate.primary.claim import (
     ask_about,
     is_as_taken_over,
@@ -33,7 +34,7 @@ from vmckpt.replicate.primary.claim import (
     took_over,
 )
 from vmckpt.replicate.request import ServiceFiles
-from vmckpt.replicate.status import COPYING, PROMOTED, ReplicaStatus, ReplicationOutcome
+from vmckpt.replicate.status import COPYING, DEAD, PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, inspect, read_vm
 from vmckpt.vm.start import Replaced
@@ -266,7 +267,9 @@ async def _has_lost_its_term(vm: Vm) -> bool:
 async def require_decided(vm: Vm) -> None:
     """Return if no standby has, or may still take over, a VM that is off here.
 
-    The arbiter is asked if one may. Raises RefusedError, HostDownError (it does not answer).
+    The arbiter is asked if one may. If the primary's service died with its host before any standby
+    could have taken over (in the first copy), the term is taken first: then none ever can. Raises
+    RefusedError, HostDownError (it does not answer), and as `take_back_term` does.
     """
     side = await side_of(vm.host, vm.name)
     is_requested = await vm.host.exists(vm.directory.claim) or await took_over(vm)
@@ -276,6 +279,10 @@ async def require_decided(vm: Vm) -> None:
         return
     if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):
         return
+    if side.status.state == DEAD and await _is_its_own(vm):
+        await take_back_term(vm.host, vm.name)
+        await require_right(vm)
+        return
     raise RefusedError(
         f"a standby may be about to take over '{vm.name}'",
         why=f"its replication from {vm.host.name} was interrupted, and that host does not know how "
@@ -283,6 +290,20 @@ async def require_decided(vm: Vm) -> None:
         remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: "
         f"vmckpt replicate stop {vm.name} (with --standby-is-dead if its host is off)",
     )
+
+
+async def _is_its_own(vm: Vm) -> bool:
+    """Whether, of a VM that is off and whose primary's service was killed, the arbiter says that
+    this host has the term, and no standby is in sync.
+
+    A request of that service may still be on its way to the arbiter, and change that.
+    """
+    if await vm.is_alive() or not await vm.host.exists(vm.directory.claim):
+        return False  # or its recovery takes the term
+    with suppress(HostDownError):
+        answer = await ask_about(vm)
+        return answer is not None and answer.right is Right.OURS
+    return False
 
 
 async def _await_decision(standby: Host, name: str, run: str | None) -> None:
