@@ -322,6 +322,12 @@ def test_a_vm_whose_host_lost_power_in_the_first_copy_starts_when_it_has_booted(
         assert found is not None
         return found.record
 
+    overlays = vm_dir(hosts[0].state_dir, "web").overlays_request
+    overlays.parent.mkdir()
+    overlays.write_text("{}")
+    with pytest.raises(RefusedError, match="may be about to take over"):
+        asyncio.run(start())  # `stop` commits them
+    overlays.unlink()
     # The next term, over which nothing comes that its service still had on its way.
     assert asyncio.run(start()).term == 2
 

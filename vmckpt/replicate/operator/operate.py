@@ -300,6 +300,8 @@ async def _is_its_own(vm: Vm) -> bool:
     """
     if await vm.is_alive() or not await vm.host.exists(vm.directory.claim):
         return False  # or its recovery takes the term
+    if await vm.host.exists(vm.directory.overlays_request):
+        return False  # `stop` also commits them, once nothing of the standby writes
     with suppress(HostDownError):
         answer = await ask_about(vm)
         return answer is not None and answer.right is Right.OURS
