@@ -92,6 +92,11 @@ def test_no_copy_is_written_over_another_vms_disk_whether_that_runs_or_not(tmp_p
     (found,) = checked(tmp_path, disk)
     assert (found.verdict, found.code) == ("refuse", "disk-in-use")
     assert "VM saved" in found.reason
+    # An image of that name elsewhere is another one.
+    saved = vm_dir(tmp_path / "b", "saved").spec
+    text = saved.read_text()
+    saved.write_text(text.replace('image = "web.raw"', 'path = "/srv/saved/web.raw"'))
+    assert checked(tmp_path, disk) == []
     vm_dir(tmp_path / "b", "saved").spec.write_text("name =")  # damaged: it may name any image
     (found,) = checked(tmp_path, disk)
     assert (found.verdict, found.code) == ("refuse", "disk-in-use")

@@ -32,8 +32,6 @@ _STAT = "%d:%i %s %b %B %f"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
-# What has a file as its disk, or below it.
-_WITH_DISKS = ("VM ", "domain ", "image ", "replication of ")
 # Kinds of job that make or read checkpoints.
 _OF_CHECKPOINTS = ("checkpoint", "restore", "restore-disks", "fork")
 # Folders of operations that name images, what the operations are, and the file in each one's
@@ -73,11 +71,16 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[H
 
 
 async def inspected(
-    host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
+    host: Host,
+    paths: Iterable[Path],
+    domains: Mapping[str, Iterable[Path]],
+    *,
+    disks_only: bool = False,
 ) -> list[HostImage]:
     """The images at these paths, without missing and non-regular files.
 
-    Raises as `images_of` does.
+    With `disks_only` only what has one as its disk, or is based on it, uses it; not what names a
+    file of its name in any record. Raises as `images_of` does.
     """
     files = await _files(host, paths)
     beside = [
@@ -92,14 +95,15 @@ async def inspected(
         for where, file in (await _files(host, [path])).items():
             users[file.identity].add(user)
             reached.setdefault(where, user)
-    for user, text, _ in texts:
-        for path, file in files.items():
-            if _mentions(text, path):
-                users[file.identity].add(user)
-    for user, checkpoint in await _being_read(host):
-        for path, file in files.items():
-            if checkpoint in path.name:  # future forks are based on it, even if there are none yet
-                users[file.identity].add(user)
+    if not disks_only:
+        for user, text, _ in texts:
+            for path, file in files.items():
+                if _mentions(text, path):
+                    users[file.identity].add(user)
+        for user, checkpoint in await _being_read(host):
+            for path, file in files.items():
+                if checkpoint in path.name:  # future forks are based on it, even if there are none
+                    users[file.identity].add(user)
     await _add_backing(host, reached, users)
     return [
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
@@ -107,30 +111,25 @@ async def inspected(
     ]
 
 
-async def users_besides(host: Host, path: Path, own: Collection[str]) -> list[str]:
-    """What on the host except `own` (as in `HostImage.users`) uses the file at `path`.
+async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
+    """Whether anything on the host except `own` (as in `HostImage.users`) uses the file at `path`.
 
     Operations that clean up after a VM in `own` do not count. Raises as `images_of` does.
     """
     cleanups = tuple(f"cleanup of {user.partition(' ')[2]}." for user in own)
     found = await inspected(host, [path], await files_of_domains(host))
     users = {user for image in found for user in image.users}
-    return sorted(user for user in users if not (user in own or user.startswith(cleanups)))
-
-
-async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
-    """Whether there is any such user. Raises as `images_of` does."""
-    return bool(await users_besides(host, path, own))
+    return any(not (user in own or user.startswith(cleanups)) for user in users)
 
 
 async def disk_of_others(host: Host, path: Path, name: str) -> list[str]:
     """Whose disk the file is, or is below, besides the VM `name` and a standby of it.
 
-    Unlike `users_besides`, without operations: records of those that have ended stay for a while.
-    Raises as `images_of` does.
+    Unlike `used_besides`, which counts more. Raises as `images_of` does.
     """
-    users = await users_besides(host, path, standby_users(name))
-    return [user for user in users if user.startswith(_WITH_DISKS)]
+    found = await inspected(host, [path], await files_of_domains(host), disks_only=True)
+    users = {user for image in found for user in image.users}
+    return sorted(users - {*standby_users(name)})
 
 
 def standby_users(name: str) -> tuple[str, ...]:
