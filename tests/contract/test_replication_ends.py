@@ -130,9 +130,9 @@ def test_a_primary_of_another_protocol_is_refused_by_name() -> None:
     asyncio.run(talk())
 
 
-@pytest.mark.parametrize("name", ["c/7", "b/1/abandon/3", "x" * 900_000])
-def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> None:
-    """The arbiter has the name: one of 1 MiB would be a record that no side can read."""
+@asynccontextmanager
+async def _greeting(tmp_path: Path) -> AsyncIterator[tuple["asyncio.Task[Welcome]", Channel]]:
+    """A primary that has said HELLO, and the standby's end of its connection."""
     host, spec = LocalHost("a", tmp_path, "192.0.2.1"), parse_spec(TEXT, "test", tmp_path)
     request = ReplicationRequest(
         run="1", vm="web", spec=spec.text, platform=Platform("q35", "tcg", "qemu64"), primary=host,
@@ -144,23 +144,61 @@ def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> 
     assert process is not None
     directory = vm_dir(host.state_dir, "web")
     vm = Vm(spec, host, directory, Qemu(directory.qemu("0"), process, request.platform))
+    ours, theirs = await _pair()
+    try:
+        greeting = asyncio.ensure_future(primary._greet(ours, request, vm, second))
+        head, _ = await theirs.receive()
+        assert head.kind is FrameKind.HELLO
+        yield greeting, theirs
+    finally:
+        ours.abort()
+        theirs.abort()
+
+
+@pytest.mark.parametrize("name", ["c/7", "b/1/abandon/3", "x" * 900_000])
+def test_a_standby_is_known_by_its_own_name_alone(tmp_path: Path, name: str) -> None:
+    """The arbiter has the name: one of 1 MiB would be a record that no side can read."""
 
     async def greeted(name: str) -> str:
-        ours, theirs = await _pair()
-        try:
-            greeting = asyncio.ensure_future(primary._greet(ours, request, vm, second))
-            head, _ = await theirs.receive()
-            assert head.kind is FrameKind.HELLO
+        async with _greeting(tmp_path) as (greeting, theirs):
             await theirs.send(theirs.outbound.frame(FrameKind.WELCOME, 0, Welcome(name).encode()))
             return (await greeting).replica
-        finally:
-            ours.abort()
-            theirs.abort()
 
     assert asyncio.run(greeted("b/1")) == "b/1"
     with pytest.raises(OperationFailedError, match="does not accept") as refused:
         asyncio.run(greeted(name))
     assert len(refused.value.why) < 200
+
+
+@pytest.mark.parametrize(
+    ("beats", "most_s", "is_welcome"),
+    [(True, 60.0, True), (False, 60.0, False), (True, 0.5, False)],
+)
+def test_a_standby_may_reserve_memory_for_as_long_as_it_says_that_it_is_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    beats: bool,
+    most_s: float,
+    is_welcome: bool,
+) -> None:
+    """That took more than a minute for a guest of some hundred GiB: it could not be protected."""
+    monkeypatch.setattr(primary, "HELLO_S", 0.3)
+    monkeypatch.setattr(primary, "LEAST_RESERVED_BYTES_PER_S", (32 << 20) / most_s)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+
+    async def greeted() -> str:
+        async with _greeting(tmp_path) as (greeting, theirs):
+            reserving = asyncio.sleep(1.2)
+            await (theirs.alive_during(reserving) if beats else reserving)
+            await theirs.send(theirs.outbound.frame(FrameKind.WELCOME, 0, Welcome("b/1").encode()))
+            return (await greeting).replica
+
+    if is_welcome:
+        assert asyncio.run(greeted()) == "b/1"
+    else:
+        with pytest.raises(HostDownError, match="does not accept"):
+            asyncio.run(greeted())
 
 
 def test_a_flipped_bit_is_found() -> None:

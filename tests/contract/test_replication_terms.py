@@ -1,9 +1,11 @@
 """Whose a term is after a death, when the arbiter is away, or not where it was."""
 
 import asyncio
+import errno
 import json
 import os
 import sys
+import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +14,26 @@ from typing import Any
 import pytest
 
 from tests.contract.test_replication_leftovers import home, record, requested, stands
+from vmckpt.codec import builtins
+from vmckpt.deadlines import poll
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote import tls
+from vmckpt.hosts.remote.tls import TlsEndpoint, open_link
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.replicate import recovery
+from vmckpt.replicate import channel, recovery
+from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.primary import protection
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import standby
 from vmckpt.replicate.standby.standby import Standby
+from vmckpt.replicate.wire.frames import FrameKind
 from vmckpt.vm.start import Replaced
 
 
@@ -216,6 +225,42 @@ def ending(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Ending:
     return Ending(hosts, tmp_path, monkeypatch)
+
+
+class SlowRam:
+    """Memory of some hundred GiB, of which the host turns out not to have enough."""
+
+    def reserve(self) -> None:
+        time.sleep(1.0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_standby_says_that_it_is_there_while_it_reserves_memory(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.2)
+    path, token = ending.standby._files.path, "token"
+    wanted = tls._ListenRequest("127.0.0.1", 0, 0, token)
+    (path / tls._REQUEST).write_text(json.dumps(builtins(wanted)))
+    ram: Any = SlowRam()
+
+    async def main() -> list[FrameKind]:
+        serving = asyncio.ensure_future(ending.standby.serve(ram, DisksJournal([])))
+        assert await poll((path / tls._LISTENS).exists, every_s=0.02, within_s=10.0)
+        answer = json.loads((path / tls._LISTENS).read_text())
+        where = TlsEndpoint("127.0.0.1", answer["port"], answer["fingerprint"], token)
+        wire = await open_link("b", where)
+        came = Channel(wire.reader, wire.writer, 1)
+        kinds = list[FrameKind]()
+        while FrameKind.FAILURE not in kinds:
+            kinds.append((await came.receive())[0].kind)
+        await serving
+        came.abort()
+        return kinds
+
+    kinds = asyncio.run(main())
+    assert kinds.count(FrameKind.HEARTBEAT) >= 2
+    assert "has no room" in ending.standby.status().why  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("refusals", [1, 3])

@@ -1,7 +1,8 @@
 """Frames over a connection between primary and standby, each verified before use."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
 
 from vmckpt.errors import HostDownError
 from vmckpt.lease.clock import boottime_s
@@ -27,6 +28,7 @@ GROUP_BYTES, WAITING_BYTES = 512 << 10, 1 << 20
 _POLL_S = 0.1
 
 Frame = list[Buffer]
+T = TypeVar("T")
 
 
 class Channel:
@@ -115,6 +117,18 @@ class Channel:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self.put(self.outbound.frame(FrameKind.HEARTBEAT, 0, self._heartbeat().encode()))
+
+    async def alive_during(self, work: Awaitable[T]) -> T:
+        """The result of `work`; sends heartbeats meanwhile, as far as the connection carries them.
+
+        Raises what `work` does.
+        """
+        beating = asyncio.ensure_future(self.beat())
+        try:
+            return await work
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.received_bytes, self.progress())

@@ -65,8 +65,10 @@ from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.users.users import grant_write
 
-# The standby reserves memory for all of the guest before it sends WELCOME.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
+# The standby reserves memory for all of the guest before it sends WELCOME, and sends heartbeats
+# meanwhile. A kernel clears some GiB in a second.
+LEAST_RESERVED_BYTES_PER_S = 128 << 20
 # A guard that leaves a line unanswered for this long counts as dead.
 GUARD_ANSWER_S = 5.0
 
@@ -299,15 +301,18 @@ async def _greet(
         heartbeat_port=second.port,
     )
     try:
-        async with asyncio.timeout(HELLO_S):
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + HELLO_S + vm.spec.memory_bytes / LEAST_RESERVED_BYTES_PER_S
+        async with asyncio.timeout(HELLO_S) as patience:
             await channel.send(channel.outbound.frame(FrameKind.HELLO, 0, hello.encode()))
             head, payload = await channel.receive()
             while head.kind is FrameKind.HEARTBEAT:
+                patience.reschedule(min(until_s, loop.time() + HELLO_S))
                 head, payload = await channel.receive()
     except TimeoutError as exc:
         raise HostDownError(
             f"{request.standby.name} does not accept its primary",
-            why=f"no answer within {HELLO_S:g} s",
+            why=f"no answer within {HELLO_S:g} s, or it reserves memory for too long",
             remedy=f"see {ServiceFiles.of(request.standby, vm.name).log} there",
         ) from exc
     if head.kind is FrameKind.FAILURE:

@@ -53,7 +53,7 @@ from vmckpt.replicate.status import COPYING, PROMOTED, ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import to_the_end
+from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -166,11 +166,12 @@ class Standby:
             await listening(self._files.path, visit) as listener,
         ):
             self._second = second
+            # It takes a second for every few GiB: listen, and hear the primary, meanwhile.
+            reserving = asyncio.ensure_future(self._reserve(ram))
             try:
-                # Listen before this: it takes a second for every few GiB.
-                refusal = await self._reserve(ram)
                 channel = await self._came(came)
                 listener.close()  # a protection has one primary
+                refusal = await channel.alive_during(asyncio.shield(reserving))
                 if refusal is not None:
                     await channel.fail(refusal)
                     return
@@ -179,6 +180,7 @@ class Standby:
             except TimeoutError:
                 self._why = f"the primary did not come within {COME_S:g} s"
             finally:
+                await finish(asyncio.wait({reserving}))  # it writes to the memory
                 left.set()
 
     async def _came(self, came: "asyncio.Future[Channel]") -> Channel:
