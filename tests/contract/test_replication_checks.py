@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_replication_leftovers import requested, stands_still_at
+from tests.faulty_host import Fault, FaultyHost
 from tests.scripted_qmp import answering, play
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.capture import devices
-from vmckpt.preflight.replication.checks import _firmware, runs
+from vmckpt.preflight.finding import Finding
+from vmckpt.preflight.replication.checks import _compared, _firmware, runs
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.primary import primary
 from vmckpt.replicate.request import read_request
@@ -72,6 +75,34 @@ def test_firmware_variables_that_the_guest_can_write_are_refused(tmp_path: Path)
         found = list(_firmware(vm))
         assert [check.code for check in found if check.verdict == "refuse"] == refused
         assert all("/var/vars.fd" in check.reason for check in found)
+
+
+@pytest.mark.parametrize(
+    ("how", "memory", "lease_s", "refused"),
+    [
+        (PageTracking.COMPARISON, "4G", 3.0, False),
+        (PageTracking.COMPARISON, "16G", 3.0, True),
+        (PageTracking.COMPARISON, "16G", 10.0, False),
+        (PageTracking.COMPARISON, "64G", 10.0, True),
+        (PageTracking.PROTECTION, "64G", 3.0, False),
+        (PageTracking.SOFT_DIRTY, "64G", 3.0, False),
+    ],
+)
+def test_no_guest_is_compared_for_longer_than_its_lease_may_wait(
+    tmp_path: Path, how: PageTracking, memory: str, lease_s: float, *, refused: bool
+) -> None:
+    """Its service did nothing else meanwhile: the lease of a healthy guest ended."""
+    host = FaultyHost("a", tmp_path, "-", faults=(Fault("page_tracking", answers=how),))
+    spec = parse_spec(f'name = "web"\nmemory = "{memory}"\n', "test", tmp_path)
+    directory = vm_dir(tmp_path, "web")
+    qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+
+    async def checked() -> list[Finding]:
+        return [one async for one in _compared(Vm(spec, host, directory, qemu), lease_s)]
+
+    found = asyncio.run(checked())
+    assert [one.verdict for one in found] == ["refuse"] * refused
+    assert all("--lease-time" in one.remedy for one in found)
 
 
 @pytest.mark.parametrize(
