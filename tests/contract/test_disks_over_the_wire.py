@@ -173,6 +173,26 @@ def test_a_primary_says_once_who_it_is(tmp_path: Path, ram_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_primary_that_sends_more_device_state_than_any_has_is_refused(
+    tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept twice, besides the next epoch's: four times what the standby was promised."""
+    monkeypatch.setattr(following, "MOST_STATE_BYTES", 1 << 20)
+
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            base, most = os.urandom(1 << 19), os.urandom(1 << 19)
+            await both.stream.acknowledged(await both.stream.commit(NOTHING, (base, most)))
+            more = os.urandom((1 << 19) + 1)
+            with suppress(StandbyLostError, HostDownError):
+                await both.stream.commit(NOTHING, (os.urandom(1 << 19), more))
+            assert await both.ended == ALONE
+            assert "device state of epoch 2 is too large" in both.primary.why
+            assert both.replica.device_state == base + most
+
+    asyncio.run(main())
+
+
 def test_a_primary_that_names_no_process_to_fence_is_refused(ram_path: Path) -> None:
     """On one machine its standby looks at the first when the connection ends."""
     hello = replace(HELLO, emitters=(), disks=())

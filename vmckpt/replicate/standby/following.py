@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from vmckpt.epoch.migrated import MOST_STATE_BYTES
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.preflight.replication.memory import epoch_room_bytes
@@ -168,6 +169,7 @@ class Following:
                 self.hello.disks,
                 last=self._replica.epoch,
                 most_bytes=epoch_room_bytes(self.hello.ram_bytes, has_disks=bool(self.hello.disks)),
+                most_state_bytes=MOST_STATE_BYTES,
             )
             welcome = Welcome(self._name, self._replica.epoch or None, self.second.port)
             await channel.send(channel.outbound.frame(FrameKind.WELCOME, 0, welcome.encode()))

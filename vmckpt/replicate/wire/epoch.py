@@ -158,13 +158,20 @@ class Assembler:
     """The standby's end of a connection: takes frames that passed `Inbound` and `require_whole`.
 
     `last`: the epoch that the replica holds; 0: it is empty. An epoch that takes more than
-    `most_bytes` of memory before it is complete is refused.
+    `most_bytes` of memory before it is complete is refused, and one with more than
+    `most_state_bytes` of device state: that is kept until the next one is complete.
     """
 
     def __init__(
-        self, ram_pages: int, disks: Sequence[HelloDisk], *, last: int, most_bytes: float = math.inf
+        self,
+        ram_pages: int,
+        disks: Sequence[HelloDisk],
+        *,
+        last: int,
+        most_bytes: float = math.inf,
+        most_state_bytes: float = math.inf,
     ) -> None:
-        self.last, self._most_bytes = last, most_bytes
+        self.last, self._most_bytes, self._most_state_bytes = last, most_bytes, most_state_bytes
         self._ram_pages, self._disks = ram_pages, disks
         self._open: _OpenEpoch | None = None
 
@@ -222,6 +229,11 @@ class Assembler:
             data_bytes = sum(len(write.data) for write in writes)
             totals.disk_bytes += data_bytes
             now.held_bytes += data_bytes + len(writes) * WRITE_BYTES
+        if totals.device_bytes > self._most_state_bytes:
+            raise protocol_violation(
+                f"the device state of epoch {now.number} is too large",
+                f"no devices have more than {self._most_state_bytes:.0f} bytes",
+            )
         if now.held_bytes > self._most_bytes:
             raise protocol_violation(
                 f"epoch {now.number} is too large",
