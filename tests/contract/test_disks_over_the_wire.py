@@ -176,7 +176,7 @@ def test_a_primary_says_once_who_it_is(tmp_path: Path, ram_path: Path) -> None:
 def test_a_primary_that_sends_more_device_state_than_any_has_is_refused(
     tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is kept twice, besides the next epoch's: four times what the standby was promised."""
+    """It is kept twice, besides the next epoch's: more than the standby was promised."""
     monkeypatch.setattr(following, "MOST_STATE_BYTES", 1 << 20)
 
     async def main() -> None:

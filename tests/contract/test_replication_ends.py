@@ -1,12 +1,14 @@
 """What the services of a replication do without a VM: frames, words, a replica's memory."""
 
 import asyncio
+import errno
 import itertools
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -35,7 +37,9 @@ from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
+from vmckpt.replicate.disks.image import WritableImage
 from vmckpt.replicate.disks.journal import DisksJournal
+from vmckpt.replicate.fencing.agent import FencingProof, Target
 from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
@@ -45,6 +49,7 @@ from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
+from vmckpt.replicate.standby import takeover
 from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import replica_in
 from vmckpt.replicate.standby.takeover import SILENCE_S, TakeOver
@@ -56,6 +61,7 @@ from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, FrameKind, Inbound,
 from vmckpt.replicate.wire.messages import (
     PROTOCOL,
     Begin,
+    DiskWrite,
     Failure,
     Hello,
     Welcome,
@@ -639,6 +645,71 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
         await primary.renew()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_nothing_is_fenced_for_a_standby_whose_last_writes_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """A primary's service was killed, and its guest was well: it was killed, and then the standby
+    found that it cannot take over.
+    """
+    store, span = FileStore(tmp_path / "leases"), LeaseSpan(60.0)
+    primary_ = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    hello = SimpleNamespace(machine="another", emitters=())
+    options = SimpleNamespace(fence=("agent",))
+    request: Any = SimpleNamespace(
+        options=options, one_machine=False, vm="web", primary=SimpleNamespace(name="a")
+    )
+    gone: Any = SimpleNamespace(
+        heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
+        second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
+    )  # fmt: skip
+    applying, fenced = threading.Event(), list[bool]()
+
+    class Slow(WritableImage):
+        def apply(self, writes: Sequence[DiskWrite]) -> None:
+            assert applying.wait(20)
+            if fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().apply(writes)
+
+    class FencingAgent:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def fence(self, target: Target) -> FencingProof:
+            fenced.append(applying.is_set())
+            return FencingProof(target.holding, "dead")
+
+    monkeypatch.setattr(takeover, "Agent", FencingAgent)
+    ram, disk = tmp_path / "ram", tmp_path / "disk"
+    ram.write_bytes(bytes(PAGES * PAGE_BYTES))
+    disk.write_bytes(bytes(4096))
+
+    async def main() -> StandbyMove:
+        await primary_.take()
+        await primary_.record_in_sync("b/1")
+        with mapped(ram) as memory, disk.open("r+b") as file:
+            disks = DisksJournal([(disk, Slow(file.fileno(), 4096))])
+            with replica_in(memory, disks) as replica:
+                epoch = ReceivedEpoch(1, 1, 0, (), b"", b"devices", (DiskWrite(0, 0, b"abc"),))
+                await replica.apply(epoch)
+                taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_waits)
+                receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                receiving.set_result("lost")
+                settling = asyncio.ensure_future(taking.settled(receiving))
+                await asyncio.wait({settling}, timeout=0.5)
+                assert standby.held is not None  # its primary cannot go on alone meanwhile
+                assert not fenced
+                applying.set()
+                move = await settling
+                assert not fails or taking.why.endswith("the copies of its disks are unusable")
+                return move
+
+    assert asyncio.run(main()) is (StandbyMove.STAND_DOWN if fails else StandbyMove.PROMOTE)
+    assert fenced == [True] * (not fails)
 
 
 def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() -> None:

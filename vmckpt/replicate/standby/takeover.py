@@ -91,6 +91,13 @@ class TakeOver:
                 if move in _TAKING and (lack := await self._lack()):
                     self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
                     return StandbyMove.STAND_DOWN
+                if move is StandbyMove.FENCE and not self._replica.disks.is_idle:
+                    # Its last writes may yet fail, and its guest may be well: see that first.
+                    await asyncio.sleep(TICK_S)
+                    continue
+                if move is StandbyMove.FENCE and not self._replica.complete:
+                    self.why = f"{self._how_lost(receiving)}; the copies of its disks are unusable"
+                    return StandbyMove.STAND_DOWN
                 await self._do(move)
             except VmckptError as exc:
                 self.why = f"{exc.what}: {exc.why}"
