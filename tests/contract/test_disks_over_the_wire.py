@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,8 +29,10 @@ from vmckpt.replicate.disks.image import WritableImage, opened
 from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.disks.known import BLOCK_BYTES, KnownBlocks
 from vmckpt.replicate.paths import SecondPath
-from vmckpt.replicate.primary import keeper
+from vmckpt.replicate.primary import epochs, keeper
+from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.keeper import TermKeeper
+from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.standby import following
 from vmckpt.replicate.standby.following import LOST, Following
@@ -55,11 +59,13 @@ class Small(WritableImage):
     """A copy on a file system that has room for so many reservations, and on a slow disk."""
 
     left = 1 << 30
-    pieces, slow_s = 1, 0.0
+    pieces, slow_s, fails = 1, 0.0, False
 
     def apply(self, writes: Sequence[DiskWrite]) -> None:
         for _ in range(self.pieces):
             time.sleep(self.slow_s)
+            if self.fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             super().apply(writes)
 
     def reserve(self, writes: Sequence[DiskWrite]) -> None:
@@ -288,3 +294,60 @@ def test_a_disk_that_is_slow_but_gets_on_is_no_silence_and_one_that_hangs_is(
             beating.cancel()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["slow", "fails", "hangs"])
+def test_no_guest_is_handed_over_before_its_last_writes_are_on_the_standbys_disk(
+    tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The standby took the term, could not apply them, and said nothing for as long as its disk
+    hung; by then its primary had ended the only guest.
+    """
+    monkeypatch.setattr(epochs, "LONGEST_S", 1.5)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            mine: Any = Epochs.__new__(Epochs)
+            mine._stream, mine._devices = both.stream, (b"", b"devices")
+            mine._mirrors = SimpleNamespace(has_disks=False)
+            await mine.applied()  # nothing is sent
+            assert both.stream.next_number == 1
+            mine._mirrors = SimpleNamespace(has_disks=True)
+            both.image.slow_s = 4.0 if how == "hangs" else 0.5
+            both.image.fails = how == "fails"
+            await both.stream.acknowledged(await both.epoch(DiskWrite(0, 0, b"abc")))
+            disks: Any = both.replica.disks
+            assert not disks.is_idle  # it is acknowledged before that
+            if how == "slow":
+                await mine.applied()
+                assert disks.is_idle
+                assert (both.replica.complete, both.replica.device_state) == (True, b"devices")
+            else:
+                with pytest.raises(StandbyLostError):
+                    await mine.applied()
+
+    asyncio.run(main())
+
+
+def test_a_guest_is_not_handed_over_to_a_standby_that_is_lost_over_that() -> None:
+    service: Any = Protection.__new__(Protection)
+    did = list[str]()
+
+    async def one(_replica: str, *, resume_guest: bool) -> bool:
+        assert not resume_guest
+        return True
+
+    async def applied() -> None:
+        did.append("applied")
+        raise StandbyLostError("the standby is silent")
+
+    async def hand_over() -> None:
+        did.append("hand over")
+
+    service._epochs, service._replica = SimpleNamespace(one=one, applied=applied), "b/1"
+    service._keeper, service._is_handing_over = SimpleNamespace(hand_over=hand_over), False
+    with pytest.raises(StandbyLostError):
+        asyncio.run(service._hand_over([]))
+    assert did == ["applied"]
+    assert not service._is_handing_over  # so its guest goes on here

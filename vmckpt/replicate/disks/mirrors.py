@@ -64,6 +64,11 @@ class Mirrors:
         self._has_begun = False
         self._ended: list[DiskWrite] = []
 
+    @property
+    def has_disks(self) -> bool:
+        """Whether any disk is replicated."""
+        return bool(self._sources)
+
     def tell(self, payload: memoryview) -> None:
         """Take in what the standby's copies hold. Raises WireError, OperationFailedError."""
         digests = decode_digests(payload, self._disks)

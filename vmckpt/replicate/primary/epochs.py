@@ -93,6 +93,7 @@ class Epochs:
         self._sending_s = self._held_s = 0.0
         self._by_s = math.inf  # its deadline
         self._under_way = 0
+        self._devices = b"", b""  # of the last epoch
 
     def added_to(self, status: ReplicaStatus) -> ReplicaStatus:
         """The status with the figures, the unslowed guest's write rate, and the link's rate.
@@ -185,6 +186,18 @@ class Epochs:
                 await self._capture.release()
         return True
 
+    async def applied(self) -> None:
+        """After an epoch whose guest stays paused: return when the standby has applied its disk
+        writes, and not only received them. Raises StandbyLostError.
+
+        It acknowledges no epoch before those of earlier ones are applied.
+        """
+        if self._mirrors.has_disks:
+            self._begin_sending(LONGEST_S)
+            async with self._in_time():
+                number = await self._stream.commit(Pages((), b""), self._devices)
+            await self._safe(number)
+
     async def _safe(self, number: int) -> None:
         """Return when the standby has the epoch. Raises StandbyLostError."""
         async with self._in_time():
@@ -240,9 +253,9 @@ class Epochs:
             )
         self._resumed_s = time.monotonic()
         self._under_way = early + epoch.pages.count
-        devices = epoch.device_base, epoch.device_state
+        self._devices = epoch.device_base, epoch.device_state
         async with self._in_time(), self._braked():
-            await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
+            await self._stream.commit(epoch.pages, self._devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
 
     async def _passes(

@@ -266,6 +266,10 @@ class Protection:
             if self._stands_still():
                 break
             _require_at_work(background)
+        else:
+            # A standby that takes the term, and whose disk hangs, says nothing: then nothing here
+            # could tell it from one that has the guest.
+            await self._epochs.applied()
         receiving, self._is_handing_over = background[0], True
         await self._keeper.hand_over()
         await self._stream.end(YOURS, "asked for")
