@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -371,3 +372,34 @@ def test_a_client_that_lists_a_directory_as_it_was_reads_the_newest_record(
     assert put(store, 4, now).version == now + 1
     assert put(store, 5, now).record.attempt == 4
     assert read(store).record.attempt == 4
+
+
+def test_a_request_that_fails_loses_no_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who try until the arbiter answers, and were cancelled in just that moment, went on for
+    as long as it failed: a standby did not end, and kept the VM's lock.
+    """
+
+    async def fails(_work: object) -> None:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+    monkeypatch.setattr(file_store, "in_thread", fails)
+
+    async def tries() -> None:
+        store = FileStore(tmp_path)
+        while True:
+            with suppress(ArbiterDownError):
+                await store.read("web")
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        for moment in range(40):
+            trying = asyncio.ensure_future(tries())
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            trying.cancel()
+            await asyncio.wait({trying}, timeout=0.2)
+            assert trying.done(), moment
+
+    asyncio.run(main())

@@ -89,7 +89,8 @@ class FileStore:
                 raise
 
         # Twice: the old lock's own limit comes first, and its result is certain.
-        return await asyncio.wait_for(counted(), 2 * self._timeout_s)
+        async with asyncio.timeout(2 * self._timeout_s):  # wait_for may lose a cancellation
+            return await counted()
 
     def _versions(self, vm: str) -> Path:
         return self._directory / f"{quote(vm, safe='')}.leases"
