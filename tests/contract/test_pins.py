@@ -261,6 +261,18 @@ def guard_of(state: Path, name: str) -> GuardRecord:
     return asyncio.run(begun())
 
 
+def test_one_of_a_store_that_hosts_share_is_removed_once(state: Path) -> None:
+    """Under two hosts' names it is one directory: the second removal failed with exit code 3."""
+    link = state / "shared"
+    link.symlink_to(state / "checkpoints")
+    entry = seen().find("one")
+    other = replace(entry.location, path=str(link))
+    asyncio.run(remove([replace(entry, locations=(entry.location, other))]))
+    assert ids(state) == ["two"]
+    with pytest.raises(NotFoundError):
+        asyncio.run(remove([entry]))
+
+
 def test_nothing_removes_a_guards_rollback_checkpoint(state: Path) -> None:
     guard = guard_of(state, "one")
     prune_all_but_one()

@@ -107,9 +107,13 @@ async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> Non
 
 
 async def _remove(where: Iterable[tuple[StoreLocation, str]], key: Key) -> None:
+    removed = set[str]()
     for location, those in _by_store(where):
         async with opened(location, key) as store:
-            await in_thread(partial(store.remove, those))
+            # A directory that hosts share is a store of each of them.
+            gone = removed - set(await in_thread(store.ids)) if removed else set()
+            await in_thread(partial(store.remove, [one for one in those if one not in gone]))
+        removed |= set(those)
 
 
 async def _remove_unread(found: Sequence[CatalogueEntry], key: Key) -> set[str]:
