@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.loop import at_end, warn
 
 if TYPE_CHECKING:
+    from vmckpt.drivers.domain import OwnOnly
     from vmckpt.drivers.driver import Driver
     from vmckpt.vm.domains.inventory import Domain
     from vmckpt.vm.inventory import Vm
@@ -21,12 +22,12 @@ async def find(name: str) -> "Driver":
     return await find(name, warn)
 
 
-async def find_own(name: str) -> "Vm":
+async def find_own(name: str, use: "OwnOnly") -> "Vm":
     """See `drivers.find`."""
     from vmckpt.drivers.find import find_own
 
     keep_sessions()
-    return await find_own(name, warn)
+    return await find_own(name, warn, use)
 
 
 async def find_domain(name: str) -> "Domain":

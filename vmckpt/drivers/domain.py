@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from vmckpt.drivers.driver import RemovedVm, Started, VmInfo, VmSnapshot
+from vmckpt.drivers.driver import Driver, RemovedVm, Started, VmInfo, VmSnapshot
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 
@@ -25,6 +25,36 @@ if TYPE_CHECKING:
     from vmckpt.qemu.agent import GuestAgent
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.domains.inventory import Domain
+
+# What vmckpt does only with VMs that it runs.
+OwnOnly = Literal[
+    "autostart", "devices", "edit", "export", "fork", "group", "network", "replicate", "other"
+]
+_OWN_SPEC = (
+    "shut {name} down, and run its disks from a spec of vmckpt's own: vmckpt vm run SPEC.toml; "
+    "docs/spec.md says what a spec has"
+)
+_INSTEAD: dict[OwnOnly, tuple[str, str]] = {
+    "autostart": ("libvirt starts it", "on {host}: virsh autostart {name}"),
+    "devices": ("libvirt manages its devices", "on {host}: virsh dumpxml {name}"),
+    "edit": ("libvirt has its definition", "on {host}: virsh edit {name}"),
+    "export": ("libvirt has its definition", "on {host}: virsh dumpxml {name}"),
+    "fork": (
+        "forks share memory and disks with their original, which a domain's QEMU does not allow",
+        "make a copy: vmckpt checkpoint create {name}, then "
+        f"vmckpt checkpoint restore CHECKPOINT --as NAME; or {_OWN_SPEC}",
+    ),
+    "group": (
+        "the output of a group's VMs is held, which vmckpt does only in QEMUs of its own",
+        f"take its checkpoint alone: vmckpt checkpoint create {{name}}; or {_OWN_SPEC}",
+    ),
+    "network": ("libvirt manages its NICs", "on {host}: virsh domif-setlink {name} NIC up|down"),
+    "replicate": (
+        "an epoch needs the memory and the monitor of a QEMU of vmckpt's own",
+        f"schedule checkpoints: vmckpt schedule add {{name}} --every 15m; or {_OWN_SPEC}",
+    ),
+    "other": ("vmckpt does this only with VMs of its own", _OWN_SPEC),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +243,12 @@ class LibvirtDomain:
         await domain_snapshots.delete(self.domain, name)
 
 
-def not_for_domains(name: str) -> RefusedError:
-    """The error for what vmckpt does only with VMs that it runs."""
+def not_for_domains(domain: Driver, use: "OwnOnly") -> RefusedError:
+    """The error for what vmckpt does only with VMs that it runs, and what to use with a domain."""
+    why, instead = _INSTEAD[use]
+    what = {"name": quote(domain.name), "host": domain.host.name}
     return RefusedError(
-        f"'{name}' is a libvirt domain",
-        why="vmckpt replicates, forks and groups only VMs of its own",
-        remedy=f"shut it down, and make it one: vmckpt vm import {quote(name)}",
+        f"'{domain.name}' is a libvirt domain", why=why, remedy=instead.format(**what)
     )
 
 
@@ -239,7 +269,7 @@ async def info(domain: "Domain") -> VmInfo:
         ended=None,
         adopted=False,
         started_by="libvirt",
-        cannot=("replicate",),
+        cannot=("fork", "group", "replicate"),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
         guest_agent=what.guest_agent,

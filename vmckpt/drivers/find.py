@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
-    from vmckpt.drivers.domain import LibvirtDomain
+    from vmckpt.drivers.domain import LibvirtDomain, OwnOnly
     from vmckpt.errors import VmckptError
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
@@ -67,14 +67,14 @@ async def find_on(host: "Host", name: str) -> Driver:
     return DirectVm(await require_at_home(host, name))
 
 
-async def find_own(name: str, tell: "Tell") -> "Vm":
+async def find_own(name: str, tell: "Tell", use: "OwnOnly" = "other") -> "Vm":
     """As `find`, for a VM that vmckpt runs itself. Raises as `find`, RefusedError."""
     found = await find(name, tell)
     if isinstance(found, DirectVm):
         return found.vm
     from vmckpt.drivers.domain import not_for_domains
 
-    raise not_for_domains(name)
+    raise not_for_domains(found, use)
 
 
 async def find_domain(name: str, tell: "Tell") -> "Domain":

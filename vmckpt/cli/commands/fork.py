@@ -76,7 +76,7 @@ def _instant(what: str, store: str | None, key: "KeySource | None") -> "Catalogu
         return find(what, store, key)
     except NotFoundError as no_checkpoint:
         try:
-            vm = run(find_own(what))
+            vm = run(find_own(what, "fork"))
         except NotFoundError:
             raise no_checkpoint from None
     return find(run(take_to_fork(vm, store, key)), store, key)

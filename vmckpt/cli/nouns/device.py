@@ -33,7 +33,7 @@ def list_(vm: VmName, *, listing: ListOptions) -> None:
     from vmckpt.cli.found import find_own
     from vmckpt.devices.status import device_rows
 
-    found: list[DeviceRow] = run(device_rows(run(find_own(vm))))
+    found: list[DeviceRow] = run(device_rows(run(find_own(vm, "devices"))))
     rows = [
         (one.id, one.what, one.strategy, one.hook or "-", one.state, " ".join(one.addresses))
         for one in found
@@ -80,7 +80,7 @@ def recover(vm: VmName, json: Json = False) -> None:
     from vmckpt.cli.found import find_own
     from vmckpt.devices.absence import recover_now
 
-    found: Vm = run(find_own(vm))
+    found: Vm = run(find_own(vm, "devices"))
     run(recover_now(found))
     show({"vm": vm}, f"the devices of {vm} are plugged in, and their jobs continue", as_json=json)
 

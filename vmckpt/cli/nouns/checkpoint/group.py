@@ -32,7 +32,7 @@ def create(
     settle(key)
 
     async def found() -> "list[Vm]":
-        return await all_of(find_own(name) for name in names)
+        return await all_of(find_own(name, "group") for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
     group_options = GroupOptions(options.name, options, most_held_s, store)

@@ -44,7 +44,7 @@ def start(
     from vmckpt.jobs.files import new_run
     from vmckpt.replicate.operator.begin import start as start_
 
-    vm, there = run(find_own(name)), find_host(standby)
+    vm, there = run(find_own(name, "replicate")), find_host(standby)
     note(f"copying memory and disks of {name} to {standby}")
     outcome = run(start_(vm, there, arguments.options(vm.host, there), new_run()))
     _show(outcome, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
@@ -129,7 +129,7 @@ def failback(
     from vmckpt.replicate.operator.failback import came_from, last_options
     from vmckpt.replicate.operator.failback import failback as failback_
 
-    vm = run(find_own(name))
+    vm = run(find_own(name, "replicate"))
     destination = find_host(host or came_from(vm))
     options = arguments.options(vm.host, destination, run(last_options(vm, destination)))
     outcome = run(failback_(vm, destination, options, new_run(), all_hosts()))

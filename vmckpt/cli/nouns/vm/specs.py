@@ -42,7 +42,7 @@ def edit(
     from vmckpt.vm.create import read_spec, redefine_vm
     from vmckpt.vm.spec.spec import parse_spec
 
-    vm = run(find_own(name))
+    vm = run(find_own(name, "edit"))
     if spec is not None:
         edited = read_spec(spec)
     else:
@@ -124,7 +124,7 @@ def export(
     from vmckpt.cli.found import find_own
     from vmckpt.vm.imported.domain_xml import domain_of
 
-    vm = run(find_own(name))
+    vm = run(find_own(name, "export"))
     text = vm.spec.text
     if export_format is ExportFormat.LIBVIRT:
         text = domain_of(vm)

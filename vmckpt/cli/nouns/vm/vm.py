@@ -285,7 +285,7 @@ def autostart(
     from vmckpt.cli.found import find_own
     from vmckpt.vm.lifecycle import set_autostart
 
-    vm = run(find_own(name))
+    vm = run(find_own(name, "autostart"))
     is_on = setting is Autostart.on
     run(set_autostart(vm, on=is_on))
     facts = {"vm": name, "host": vm.host.name, "autostart": is_on}
@@ -315,7 +315,7 @@ def network(
     from vmckpt.cli.found import find_own
     from vmckpt.vm.lifecycle import set_network
 
-    vm = run(find_own(name))
+    vm = run(find_own(name, "network"))
     run(set_network(vm, plugged=connection is NicConnection.plugged))
     facts = {"vm": name, "host": vm.host.name, "network": connection.value}
     show(facts, f"{name} is {connection.value} when it next starts", as_json=json)
