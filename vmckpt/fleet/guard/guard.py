@@ -109,6 +109,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         checks = _checks(request)
         await require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         await vm.require_replaceable(f"'{vm.name}' could not be rolled back")
+        await require_provable(vm, request.proof)
         if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",
@@ -231,6 +232,16 @@ def _require_none_open(vm: str) -> None:
                 why=record.why or f"it was interrupted: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
+
+
+async def require_provable(vm: Driver, proof: GuardProof) -> None:
+    """Raises RefusedError if its checkpoint cannot be proved so."""
+    if proof is GuardProof.RUN and (await vm.inspect()).adopted:
+        raise RefusedError(
+            f"no copy of '{vm.name}' can prove its checkpoint",
+            why="it was adopted: its name, MACs and disks are in a foreign command line",
+            remedy=f"have it read instead: vmckpt guard {vm.name} --proof read -- COMMAND",
+        )
 
 
 def _located(request: GuardRequest, vm: Driver) -> GuardRequest:
