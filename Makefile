@@ -40,7 +40,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio test-kernel test-packages faults long check bench tour docs wheels dist role lock clean always
+.PHONY: help setup packages demo any-vm test test-vfio test-kernel test-packages faults long check bench tour docs wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -59,6 +59,9 @@ faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOL
 
 long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
+
+any-vm: setup build/image build/qemu-10.0 build/hosts-11.3 ## Every operation with every kind of VM; writes docs/any-vm.md (a quarter of an hour)
+	VMCKPT_TEST_ANY_VM=1 $(TEST_ENV) $(BIN)/pytest --long -q tests/real/test_any_vm.py
 
 test-kernel: setup build/image build/qemu-10.0 build/kernel-6.12 ## Memory tracking on Debian's own kernels, in guests: without PAGEMAP_SCAN, and with vhost-net
 	VMCKPT_TEST_KERNEL="$$(tail -n 1 build/kernel-6.12)" $(TEST_ENV) $(BIN)/pytest -s -q -m kernel tests/kernel
