@@ -113,6 +113,7 @@ def test_one_whose_restore_and_pager_are_killed_loses_nothing(taken: Machines, n
     nothing_left(made)
 
 
+@pytest.mark.long
 def test_a_restore_that_is_killed_at_any_moment_leaves_one_guest(taken: Machines) -> None:
     made, rng = taken, random.Random(30)
     for number in range(4):
