@@ -27,6 +27,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import guard as guards
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
+from vmckpt.fleet.guard.proof import require_provable
 from vmckpt.fleet.guard.record import GuardPhase, GuardProof, GuardRecord, Where
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
@@ -313,9 +314,9 @@ def test_no_copy_is_to_prove_the_checkpoint_of_an_adopted_vm() -> None:
 
     vm: Any = SimpleNamespace(name="web", inspect=inspect)
     with pytest.raises(RefusedError, match="no copy of 'web'") as refused:
-        asyncio.run(guards.require_provable(vm, GuardProof.RUN))
+        asyncio.run(require_provable(vm, GuardProof.RUN))
     assert "--proof read" in refused.value.remedy
-    asyncio.run(guards.require_provable(vm, GuardProof.READ))
+    asyncio.run(require_provable(vm, GuardProof.READ))
 
 
 def test_a_vm_that_does_not_run_is_not_well() -> None:

@@ -20,6 +20,7 @@ from vmckpt.cli.nouns.guard import _tools, run_
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard import command, guard
 from vmckpt.fleet.guard.guard import GuardTools, _Guarding
+from vmckpt.fleet.guard.proof import copy_name
 from vmckpt.fleet.guard.record import (
     GuardPhase,
     GuardRecord,
@@ -218,10 +219,10 @@ def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
     removed, told = list[str](), list[str]()
     is_down = True
 
-    async def remove_copy(work: _Guarding, _: object) -> None:
+    async def remove_copy(of: GuardRecord, _: object) -> None:
         if is_down:
             raise HostDownError("no route", why="-", remedy="-")
-        removed.append(work._copy_name)
+        removed.append(copy_name(of))
 
     async def fails(*_: object) -> Any:
         raise OperationFailedError("the copy does not run", why="-", remedy="-")
@@ -229,7 +230,7 @@ def test_a_copy_that_cannot_be_removed_yet_is_removed_by_resume(
     async def nothing(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(_Guarding, "_remove_copy", remove_copy)
+    monkeypatch.setattr(guard, "remove_copy", remove_copy)
     monkeypatch.setattr(_Guarding, "_remove_points", nothing)
     monkeypatch.setattr(guard, "_checks", lambda _: ())
     tools = GuardTools(told.append, print, fails, 1, fails)

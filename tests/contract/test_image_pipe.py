@@ -78,6 +78,21 @@ def test_the_reader_that_stays_gets_all_of_it_whoever_has_looked_before(
     assert not pipe.path.exists()
 
 
+def test_a_head_of_any_size_waits_for_no_reader(tmp_path: Path) -> None:
+    """The XML of a domain with many devices: nobody reads it, as libvirt refuses it."""
+    head = os.urandom(900_000)
+
+    async def go(pipe: ImagePipe) -> None:
+        taken = iter([None, None, True])
+        await asyncio.wait_for(pipe.offer(head, lambda: next(taken)), 20)
+
+    with ImagePipe(tmp_path / "image") as pipe:
+        reader = os.open(pipe.path, os.O_RDONLY | os.O_NONBLOCK)
+        asyncio.run(go(pipe))
+        assert os.read(reader, 1 << 20) == head
+        os.close(reader)
+
+
 def test_a_reader_that_ends_is_noticed(tmp_path: Path) -> None:
     """QEMU could not load the devices, say: nothing waits for it."""
 

@@ -104,7 +104,12 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Finish or undo an interrupted restore or save of the VM."""
+    """Finish or undo an interrupted restore or save of the VM.
+
+    `domain`: the UUID, if it is a libvirt domain.
+    """
+
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +272,20 @@ async def _forks(job: Job[Fork, Forks]) -> AsyncIterator[JobWorker[Forks]]:
 @asynccontextmanager
 async def _recovers(job: Job[Recover, Recover]) -> AsyncIterator[JobWorker[Recover]]:
     async def end() -> Recover:
-        await end_what_is_cut_off(job.host, [job.vm])
+        await recover_here(job.host, job.vm, job.request)
         return Recover()
 
     yield JobWorker(end, end)
+
+
+async def recover_here(host: Host, name: str, request: Recover) -> None:
+    """Have this host do it. Raises as `recover.recover` and `record.settle_domain`."""
+    if not request.domain:
+        await end_what_is_cut_off(host, [name])
+        return
+    from vmckpt.checkpoint.domains.record import settle_domain
+
+    await settle_domain(host, request.domain, RECOVERY_S)
 
 
 async def end_what_is_cut_off(host: Host, names: Iterable[str]) -> None:

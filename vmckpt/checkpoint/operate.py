@@ -32,7 +32,7 @@ from vmckpt.checkpoint.jobs import (
     Restore,
     StoreRequest,
     Take,
-    end_what_is_cut_off,
+    recover_here,
 )
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
@@ -261,17 +261,19 @@ async def _end_what_is_cut_off(host: Host, name: str) -> None:
         await recover_there(host, name)
 
 
-async def recover_there(host: Host, name: str) -> None:
+async def recover_there(host: Host, name: str, domain: str = "") -> None:
     """Have the host end an interrupted restore or save of the VM, which may not be at home there.
 
-    Raises BusyError, VmLostError; OperationFailedError if it did not end.
+    `domain`: its UUID, if it is a libvirt domain. Raises BusyError, VmLostError;
+    OperationFailedError if it did not end.
     """
+    request = Recover(domain)
     if host.is_this_machine:
-        await end_what_is_cut_off(host, [name])
+        await recover_here(host, name, request)
         return
     job = await begin(RECOVER, host, new_run())
     try:
-        await job.give(name, Recover())
+        await job.give(name, request)
         await job.outcome(ignore_event)
     finally:
         await finish(job.remove())

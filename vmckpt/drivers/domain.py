@@ -211,10 +211,14 @@ class LibvirtDomain:
 
     async def restore_is_cut_off(self) -> bool:
         """Whether a restore of it was interrupted, and is not settled yet."""
+        from vmckpt.checkpoint.domains.missing import paging_files
+        from vmckpt.sequence.steps import all_of
         from vmckpt.vm.domains.running import domain_dir
         from vmckpt.vm.paths import lock_path
 
-        if not await self.host.exists(domain_dir(self.host, self.domain.uuid).restoring):
+        uuid = self.domain.uuid
+        marks = domain_dir(self.host, uuid).restoring, paging_files(self.host, uuid).missing
+        if not any(await all_of(self.host.exists(mark) for mark in marks)):
             return False
         return await self.host.lock_owner(lock_path(self.host.state_dir, self.name)) is None
 

@@ -289,6 +289,13 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomai
     # What could not yet be removed from its old host is not the domain.
     left = {journal.untidy for journal in await DomainJournal.all_left(name)}
     found = await find_domain(name, hosts, left=left)
+    if found is None or not await LibvirtDomain(found).restore_is_cut_off():
+        return None if found is None else LibvirtDomain(found)
+    from vmckpt.checkpoint.operate import recover_there
+
+    await recover_there(found.host, name, found.uuid)
+    tell(f"a restore of {name} was interrupted: it was ended")
+    found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
 
 

@@ -101,6 +101,8 @@ class AnonymousRam:
         count = self.size_bytes // PAGE_BYTES
         with _pagemap(pid) as fd:
             entries = os.pread(fd, 8 * count, self.start // PAGE_BYTES * 8)
+        if len(entries) != 8 * count:
+            raise ProcessLookupError(errno.ESRCH, "the process has ended")
         found: np.ndarray = np.frombuffer(entries, np.uint64) & np.uint64(_PRESENT) != 0
         return found
 

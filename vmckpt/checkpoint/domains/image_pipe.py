@@ -11,6 +11,7 @@ whole processor without end). So an image that remains incomplete is ended with 
 import asyncio
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 import threading
@@ -63,6 +64,9 @@ class ImagePipe:
 
         Raises StorageError.
         """
+        with storage_errors(f"make {self.path} large enough"):  # so that nothing waits for a reader
+            if fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ) < len(head):
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, len(head))
         os.write(self._fd, head)
         while (found := taken()) is None:
             for _ in range(self._closed()):

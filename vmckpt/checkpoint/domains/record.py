@@ -129,13 +129,18 @@ async def settle_all(host: Host, within_s: float = 0.0) -> None:
     that is still loaded.
     """
     for uuid in await host.list_dir(domain_dir(host, "-").path.parent):
-        # libvirt waits for a QEMU that waits for pages.
-        with suppress(VmckptError):
-            if within_s:
-                await see_to_memory(host, uuid)
-        settle_it = partial(_settle_unheld, host, uuid)
         with suppress(VmckptError):  # the next restore tries again
-            await retry(settle_it, (BusyError, HostDownError), every_s=AGAIN_S, within_s=within_s)
+            await settle_domain(host, uuid, within_s)
+
+
+async def settle_domain(host: Host, uuid: str, within_s: float) -> None:
+    """As `settle_all`, for one domain. Raises as `settle_restore` and `see_to_memory`."""
+    settle_it = partial(_settle_unheld, host, uuid)
+    try:
+        if within_s:  # libvirt waits for a QEMU that waits for pages
+            await see_to_memory(host, uuid)
+    finally:
+        await retry(settle_it, (BusyError, HostDownError), every_s=AGAIN_S, within_s=within_s)
 
 
 async def _settle_unheld(host: Host, uuid: str) -> None:

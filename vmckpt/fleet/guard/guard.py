@@ -8,28 +8,23 @@ switch continues from there; after a reboot, `resume` does.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry, catalogue
+from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.catalogue.location import parse_location
 from vmckpt.checkpoint.catalogue.maintain import remove, verify
 from vmckpt.checkpoint.jobs import CHECKPOINT, RESTORE
-from vmckpt.checkpoint.operate import restore_to
 from vmckpt.checkpoint.requests import TakeOptions
-from vmckpt.checkpoint.restore.requests import RestoreOptions
-from vmckpt.deadlines import retry
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.driver import Driver
 from vmckpt.drivers.find import find
 from vmckpt.errors import (
     BusyError,
     HostDownError,
-    OperationFailedError,
     RefusedError,
     StorageError,
     VmckptError,
@@ -37,6 +32,7 @@ from vmckpt.errors import (
 from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
 from vmckpt.fleet.guard.health import HealthCheck, health_problems, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
+from vmckpt.fleet.guard.proof import copy_name, remove_copy, require_provable, run_copy
 from vmckpt.fleet.guard.record import (
     GuardPhase,
     GuardProof,
@@ -54,8 +50,6 @@ from vmckpt.fleet.guard.record import (
     save,
 )
 from vmckpt.fleet.guard.rollback import (
-    BUSY_POLL_S,
-    BUSY_S,
     Find,
     Tell,
     left_open,
@@ -64,21 +58,16 @@ from vmckpt.fleet.guard.rollback import (
     was_restored,
 )
 from vmckpt.fleet.schedule.run import clock
-from vmckpt.hosts.every import ask_every
-from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host, local_host
 from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.jobs.handle import revoke
 from vmckpt.sequence.steps import finish
 from vmckpt.store.files.naming import IfTaken, dated
-from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import file_name
 
 TRIGGER, TAG = "guard", "guard"
-# A copy counts as proved when its vCPUs have run for this long without an error in QEMU.
-PROOF_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +223,6 @@ def _require_none_open(vm: str) -> None:
             )
 
 
-async def require_provable(vm: Driver, proof: GuardProof) -> None:
-    """Raises RefusedError if its checkpoint cannot be proved so."""
-    if proof is GuardProof.RUN and (await vm.inspect()).adopted:
-        raise RefusedError(
-            f"no copy of '{vm.name}' can prove its checkpoint",
-            why="it was adopted: its name, MACs and disks are in a foreign command line",
-            remedy=f"have it read instead: vmckpt guard {vm.name} --proof read -- COMMAND",
-        )
-
-
 def _located(request: GuardRequest, vm: Driver) -> GuardRequest:
     """With the store as it is called from anywhere: a bare directory is of the VM's host."""
     if request.store is None:
@@ -353,57 +332,10 @@ class _Guarding:
         self._tools.tell(f"{entry.name}: the VM was paused for {taken.facts.pause_ms:.1f} ms")
         if self._request.proof is GuardProof.RUN:
             self._tools.tell("proving it: a copy of it runs")
-            await self._run_a_copy(entry, vm.host)
+            await run_copy(self._record, entry, vm.host)
         else:
             self._tools.tell("proving it: reading all of it")
             await verify(entry)
-
-    async def _run_a_copy(self, entry: CatalogueEntry, host: Host) -> None:
-        """Run a copy briefly, with all of its memory loaded and cut off from networks; then remove
-        it.
-        """
-        name = self._copy_name
-        options = RestoreOptions(
-            name=name, in_place=False, eager=True, plugged=False, keep_macs=False
-        )
-        try:
-            await restore_to(host, entry, options, lambda _: None)
-            await asyncio.sleep(PROOF_S)
-            copies = await self._copies(host)
-            gone = [f"it is no longer on {host.name}"]
-            if found := await health_problems(copies[0], ()) if copies else gone:
-                raise OperationFailedError(
-                    "a copy of the checkpoint does not run",
-                    why="; ".join(found),
-                    remedy="nothing was run; see vmckpt checkpoint verify, and the host's memory",
-                )
-        finally:
-            await finish(self._remove_copy(host))
-
-    @property
-    def _copy_name(self) -> str:
-        return f"proof-{self._record.run}"
-
-    async def _remove_copy(self, host: Host) -> None:
-        for copy in await self._copies(host):
-            await _when_free(partial(copy.stop, force=True, timeout_s=0))
-            await _when_free(partial(copy.remove, with_state=True))
-            for path in copy.own_images():
-                await copy.host.remove(path)
-
-    async def _copies(self, host: Host) -> Sequence[Driver]:
-        """The copy, on that host, or another: a drain may have moved it."""
-        name = self._copy_name
-        if self._record.is_domain:
-            from vmckpt.drivers.domain import LibvirtDomain
-            from vmckpt.vm.domains.inventory import all_domains, find_domain
-
-            here = await find_domain(name, [host])
-            domains = [here] if here else (await all_domains(all_hosts())).given
-            return [LibvirtDomain(one) for one in domains if one.name == name]
-        found: list[Vm | None] = [*await homes(name, [host])]
-        found = found or (await ask_every(all_hosts(), lambda one: read_vm(one, name))).given
-        return [DirectVm(vm) for vm in found if vm is not None]
 
     async def _never_begun(self) -> None:
         """The command was not begun: remove everything of the guard.
@@ -426,8 +358,8 @@ class _Guarding:
     async def _end_services(self) -> None:
         host = find_host(self._record.host or local_host().name)
         await revoke(CHECKPOINT, host, lambda _, request: _is_of(request.wish.tags, self._record))
-        await revoke(RESTORE, host, lambda vm, _: vm == self._copy_name)
-        await self._remove_copy(host)
+        await revoke(RESTORE, host, lambda vm, _: vm == copy_name(self._record))
+        await remove_copy(self._record, host)
 
     async def _remove_points(self) -> None:
         # The tag identifies a checkpoint that exists but was not recorded.
@@ -496,11 +428,6 @@ class _Guarding:
     async def _roll_back(self, why: str) -> GuardRecord:
         self._record = await roll_back(self._record, why, self._tools.find, self._tools.tell)
         return self._record
-
-
-async def _when_free(work: Callable[[], Awaitable[Any]]) -> None:
-    """Retry while another operation holds the VM. Raises BusyError."""
-    await retry(work, BusyError, every_s=BUSY_POLL_S, within_s=BUSY_S)
 
 
 def _is_of(tags: Mapping[str, str], record: GuardRecord) -> bool:

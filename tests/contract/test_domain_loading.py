@@ -1,0 +1,209 @@
+"""What QEMU reads when libvirt starts a domain from a checkpoint, and who is left if it fails.
+
+In libvirt's place a process reads the image from the pipe, as a QEMU of that domain.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.test_stream_head import DEVICES, GOLDEN
+from vmckpt.checkpoint.domains import loading
+from vmckpt.checkpoint.domains.loading import DomainLoading
+from vmckpt.checkpoint.domains.missing import paging_files
+from vmckpt.checkpoint.domains.save_image import image_head
+from vmckpt.checkpoint.restore.paging import PagerProcess
+from vmckpt.checkpoint.restore.requests import CheckpointSource
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.missing_pages import AnonymousRam
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.qemu.stream_head import RamPages, plain_begin, plain_end, plain_page, read_stream_head
+from vmckpt.store.errors import DamagedError
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+
+pytestmark = pytest.mark.contract
+UUID, XML = "7961af85-4cf2-49f8-a727-3c1736dbe50b", "<domain/>"
+HEAD = read_stream_head(GOLDEN + DEVICES)
+PAGES = [RamPages(np.arange(3), bytes(range(1, 4)) * PAGE_BYTES)]
+# It ends at what is no image, as QEMU does.
+READER = """
+import sys
+data = b""
+with open(sys.argv[1], "rb", 0) as file, open(sys.argv[2], "wb", 0) as out:
+    while more := file.read(65536):
+        out.write(more)
+        data = data[-8192:] + more
+        if b"\\xff" * 4096 in data:
+            sys.exit(1)
+"""
+
+
+class Libvirt:
+    """It starts a QEMU with the image; if that is no image in the end, it says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.got, self.qemu = directory / "got", list["subprocess.Popen[bytes]"]()
+
+    async def restore(self, path: Path) -> None:
+        words = [sys.executable, "-c", READER, str(path), str(self.got), "-uuid", UUID]
+        await asyncio.to_thread(self._run, [*words, ""])
+        data = self.got.read_bytes() if self.got.exists() else b""
+        if self.qemu[0].returncode or not data.endswith(DEVICES):
+            raise LibvirtRefusedError("no", why="load of migration failed", remedy="-", code=1)
+
+    def _run(self, words: list[str]) -> None:
+        self.qemu.append(subprocess.Popen(words))
+        self.qemu[0].wait()
+
+
+class Bench:
+    """One restore with what its parts are replaced by; `attach`: what the pager says to QEMU."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = LocalHost("here", directory, "127.0.0.1")
+        self.pipe, self.libvirt = directory / "image", Libvirt(directory)
+        self.is_guarded, self.pagers = False, list[PagerProcess]()
+        self.attach: Callable[[], None] = lambda: None
+        self.mark = b""
+        plan: Any = SimpleNamespace(name="dom", uuid=UUID, xml=XML, has_private_memory=True)
+        facts: Any = SimpleNamespace(memory_bytes=1 << 26)
+        source = CheckpointSource(str(directory / "store"), "c")
+        point: Any = None
+        self.loading = DomainLoading(self.host, plan, point, facts, source)
+        self.plan = plan
+        bench = self
+
+        async def attach(_: PagerProcess, __: int, ___: object = None, **____: object) -> None:
+            bench.attach()
+
+        async def ready(*_: object) -> None:
+            return None
+
+        async def new_pager(of: DomainLoading) -> PagerProcess:
+            files = paging_files(of._host, UUID)
+            await of._host.make_dir(files.path)
+            files.missing.write_text("{}")
+            where = "/no/store", "c", files.path / "pager.log", None
+            self.pagers.append(await PagerProcess.start(*where))
+            return self.pagers[0]
+
+        def find(_: int, size_bytes: int, mark: bytes) -> AnonymousRam:
+            self.mark = mark
+            return AnonymousRam(1 << 30, size_bytes)
+
+        monkeypatch.setattr(DomainLoading, "_new_pager", new_pager)
+        monkeypatch.setattr(PagerProcess, "attach", attach)
+        monkeypatch.setattr(PagerProcess, "opened", ready)
+        monkeypatch.setattr(PagerProcess, "go", ready)
+        monkeypatch.setattr(PagerProcess, "alive_during", lambda _, work: work)
+        monkeypatch.setattr(AnonymousRam, "is_guarded", lambda *_: self.is_guarded)
+        monkeypatch.setattr(loading, "find_marked", find)
+        monkeypatch.setattr(loading, "head_of", lambda *_: HEAD)
+        monkeypatch.setattr(loading, "pages_of", lambda *_: iter(PAGES))
+
+    def start(self, *, lazily: bool) -> None:
+        """Run it; nothing of it waits afterwards."""
+        session: Any = self.libvirt
+        try:
+            work = self.loading.start(session, self.pipe, lazily=lazily)
+            asyncio.run(asyncio.wait_for(work, 60))
+        finally:
+            assert not self.pipe.exists()
+            assert all(qemu.poll() is not None for qemu in self.libvirt.qemu)
+
+    @property
+    def stream(self) -> bytes:
+        head = image_head(XML)
+        data = self.libvirt.got.read_bytes()
+        assert data.startswith(head)
+        return data.removeprefix(head)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def end(*pages: RamPages) -> bytes:
+    return b"".join(plain_end(HEAD, pages))
+
+
+def test_all_memory_is_in_it_if_asked_for(bench: Bench) -> None:
+    bench.start(lazily=False)
+    assert bench.stream == plain_begin(HEAD) + end(*PAGES)
+    assert (bench.pagers, bench.loading.loaded_before) == ([], "")
+
+
+def test_memory_that_comes_later_is_not_in_it(bench: Bench) -> None:
+    bench.start(lazily=True)
+    assert bench.stream == plain_begin(HEAD) + plain_page(HEAD, 0, bench.mark) + end()
+    assert bench.loading.loaded_before == ""
+    bench.pagers[0]._process.kill()
+    bench.pagers[0]._process.wait()
+
+
+def refuse() -> None:
+    raise OperationFailedError("no", why="Operation not permitted", remedy="-")
+
+
+def test_a_qemu_that_gets_no_userfaultfd_gets_all_memory_and_that_is_said(bench: Bench) -> None:
+    """It does not run as root, and the kernel allows others none: nothing of the pager stays."""
+    bench.attach = refuse
+    bench.start(lazily=True)
+    mark = plain_page(HEAD, 0, bench.mark)
+    assert bench.stream == plain_begin(HEAD) + mark + end(*PAGES)
+    assert bench.loading.loaded_before == "Operation not permitted"
+    assert bench.pagers[0]._process.poll() is not None
+    assert not paging_files(bench.host, UUID).path.exists()
+
+
+def test_a_qemu_that_waits_for_pages_that_nobody_has_is_ended(bench: Bench) -> None:
+    """The pager died after it had taken the memory over: libvirt would have waited for good."""
+    bench.attach, bench.is_guarded = refuse, True
+    with pytest.raises(OperationFailedError, match="not permitted"):
+        bench.start(lazily=True)
+    assert bench.libvirt.qemu[0].returncode == -9
+    assert bench.pagers[0]._process.poll() is not None
+    assert not paging_files(bench.host, UUID).path.exists()
+
+
+def test_a_page_that_is_damaged_is_given_to_no_guest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pages(*_: object) -> Any:
+        yield PAGES[0]
+        raise DamagedError("a page is damaged", why="-", remedy="-")
+
+    monkeypatch.setattr(loading, "pages_of", pages)
+    with pytest.raises(DamagedError):
+        bench.start(lazily=False)
+    assert not bench.stream.endswith(DEVICES)
+
+
+def test_what_libvirt_says_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses the XML before it starts a QEMU, or its QEMU cannot load the devices."""
+
+    async def refuses(path: Path) -> None:
+        with await asyncio.to_thread(path.open, "rb"):
+            pass
+        raise LibvirtRefusedError("no", why="unsupported configuration", remedy="-", code=1)
+
+    monkeypatch.setattr(bench.libvirt, "restore", refuses)
+    with pytest.raises(LibvirtRefusedError, match="unsupported configuration"):
+        bench.start(lazily=True)
+    assert bench.pagers[0]._process.poll() is not None
+
+
+def test_memory_that_its_xml_places_is_loaded_before_and_that_is_said(bench: Bench) -> None:
+    bench.plan.has_private_memory = False
+    bench.start(lazily=True)
+    assert bench.stream == plain_begin(HEAD) + end(*PAGES)
+    assert "memoryBacking" in bench.loading.loaded_before
