@@ -113,6 +113,21 @@ def test_one_whose_restore_and_pager_are_killed_loses_nothing(taken: Machines, n
     nothing_left(made)
 
 
+def test_any_command_on_it_goes_on_with_what_nothing_else_is_left_to(taken: Machines) -> None:
+    """The restore, its pager and what would have recovered both are dead: its guest waits."""
+    made = taken
+    command = made.begin("checkpoint", "restore", "one", "--in-place", "--yes")
+    stopped = caught(made, "pages/missing.json")
+    recoveries = find_by_argument("\0job\0restore\0")
+    for process in [*recoveries, *made.jobs(), *stopped]:
+        kill(process)
+    command.communicate(timeout=200)
+    assert "restore.json" in files(made)
+    made.ok("vm", "show", GUEST.name)
+    asyncio.run(sound(made))
+    nothing_left(made)
+
+
 @pytest.mark.long
 def test_a_restore_that_is_killed_at_any_moment_leaves_one_guest(taken: Machines) -> None:
     made, rng = taken, random.Random(30)
