@@ -276,8 +276,30 @@ async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
     return await find_vm(vm.name)
 
 
+async def _end_domain_restores(hosts: "list[Host]", tell: "Tell") -> bool:
+    """End interrupted restores of domains; whether there were any.
+
+    Their libvirtds may wait for them, with the domains locked, and list none.
+    """
+    from vmckpt.checkpoint.domains.record import cut_off_on
+    from vmckpt.checkpoint.operate import recover_there
+    from vmckpt.errors import VmckptError
+
+    has_ended = False
+    for host in hosts:
+        try:
+            for uuid in await cut_off_on(host):
+                await recover_there(host, uuid, uuid)
+                tell(f"a restore of a domain on {host.name} was interrupted: it was ended")
+                has_ended = True
+        except VmckptError as exc:  # another host may have the domain
+            tell(f"an interrupted restore on {host.name} was not ended: {exc}")
+    return has_ended
+
+
 async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomain | None":
     from vmckpt.drivers.domain import LibvirtDomain
+    from vmckpt.errors import HostDownError
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.domains.inventory import find_domain
     from vmckpt.vm.inventory import is_worked_on
@@ -288,7 +310,12 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomai
         _tell_of(await recover(name, tell), tell)
     # What could not yet be removed from its old host is not the domain.
     left = {journal.untidy for journal in await DomainJournal.all_left(name)}
-    found = await find_domain(name, hosts, left=left)
+    try:
+        found = await find_domain(name, hosts, left=left)
+    except HostDownError:
+        if not await _end_domain_restores(hosts, tell):
+            raise
+        found = await find_domain(name, hosts, left=left)
     if found is None or not await LibvirtDomain(found).restore_is_cut_off():
         return None if found is None else LibvirtDomain(found)
     from vmckpt.checkpoint.operate import recover_there

@@ -133,6 +133,19 @@ async def settle_all(host: Host, within_s: float = 0.0) -> None:
             await settle_domain(host, uuid, within_s)
 
 
+async def cut_off_on(host: Host) -> list[str]:
+    """The UUIDs of domains of the host whose restore was interrupted, and is not settled yet.
+
+    libvirt is not asked: it may wait for such a restore. Raises HostDownError, StorageError.
+    """
+    found = []
+    for uuid in await host.list_dir(domain_dir(host, "-").path.parent):
+        pending = await load_from(host, domain_dir(host, uuid).restoring, _SCHEMA)
+        if pending and await host.lock_owner(lock_path(host.state_dir, pending.name)) is None:
+            found.append(uuid)
+    return found
+
+
 async def settle_domain(host: Host, uuid: str, within_s: float) -> None:
     """As `settle_all`, for one domain. Raises as `settle_restore` and `see_to_memory`."""
     settle_it = partial(_settle_unheld, host, uuid)
