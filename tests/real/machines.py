@@ -91,10 +91,13 @@ class Machines(World):
 
     def jobs(self) -> list[ProcessId]:
         """Processes on the hosts that do a migration."""
+        recover = self.processes("\0--recover\0")  # and the switches that would start it
+        return [one for one in self.processes("\0job\0") if one not in recover]
+
+    def processes(self, argument: str) -> list[ProcessId]:
+        """Processes on the hosts that have it in their command line."""
         ours = {process.pid for process in find(self.lab.directory)}
-        recover = find_by_argument("\0--recover\0")  # and the switches that would start it
-        found = [one for one in find_by_argument("\0job\0") if one not in recover]
-        return [one for one in found if one.pid in ours]
+        return [one for one in find_by_argument(argument) if one.pid in ours]
 
     def pids(self, name: str) -> list[int]:
         """The pids of a VM's QEMUs, as their hosts number them."""

@@ -24,7 +24,7 @@ from tests.real.test_domain_checkpoints import (
     take,
 )
 from tests.waiting import eventually
-from vmckpt.hosts.processes.process import ProcessId, find_by_argument, kill
+from vmckpt.hosts.processes.process import ProcessId, kill
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(600)]
 PAGER = "\0vmckpt.checkpoint.restore.pager\0"
@@ -49,8 +49,8 @@ def restore(made: Machines, *words: str) -> Done:
     return made.vmckpt("checkpoint", "restore", "one", "--in-place", "--yes", *words)
 
 
-def pagers() -> list[ProcessId]:
-    return find_by_argument(PAGER)
+def pagers(made: Machines) -> list[ProcessId]:
+    return made.processes(PAGER)
 
 
 def caught(made: Machines, name: str) -> list[ProcessId]:
@@ -60,7 +60,7 @@ def caught(made: Machines, name: str) -> list[ProcessId]:
     eventually(lambda: made.inside("lab-a", "sh", "-c", there).code == 0, 60, name)
 
     def stopped() -> bool:
-        for pager in pagers():
+        for pager in pagers(made):
             os.kill(pager.pid, signal.SIGSTOP)
             seen.append(pager)
         return bool(seen)
@@ -88,8 +88,8 @@ def test_its_guest_runs_before_its_memory_is_there(taken: Machines) -> None:
 def test_a_pager_that_is_killed_is_followed_by_another(taken: Machines) -> None:
     made = taken
     command = made.begin("checkpoint", "restore", "one", "--in-place", "--yes")
-    eventually(lambda: states(made) == {"lab-a": "running"} and pagers(), 60, "a pager")
-    for pager in pagers():
+    eventually(lambda: states(made) == {"lab-a": "running"} and pagers(made), 60, "a pager")
+    for pager in pagers(made):
         kill(pager)
     _, stderr = command.communicate(timeout=120)
     if command.returncode:  # killed before its guest ran: the old one continues
@@ -118,7 +118,7 @@ def test_any_command_on_it_goes_on_with_what_nothing_else_is_left_to(taken: Mach
     made = taken
     command = made.begin("checkpoint", "restore", "one", "--in-place", "--yes")
     stopped = caught(made, "pages/missing.json")
-    recoveries = find_by_argument("\0job\0restore\0")
+    recoveries = made.processes("\0job\0restore\0")
     for process in recoveries:  # so that none sees another end
         os.kill(process.pid, signal.SIGSTOP)
     for process in [*recoveries, *stopped]:
@@ -152,7 +152,7 @@ def test_a_copy_from_an_encrypted_store_leaves_no_secret(taken: Machines, tmp_pa
     made.ok("store", "init", *place[1:])
     made.ok("checkpoint", "create", GUEST.name, "--name", "sealed", *place)
     made.ok("checkpoint", "restore", "sealed", "--as", COPY, *place)
-    eventually(lambda: not pagers(), 60, "all memory to be loaded")
+    eventually(lambda: not pagers(made), 60, "all memory to be loaded")
     kept = "ls /dev/shm/ | grep vmckpt; ls /var/lib/vmckpt/libvirt/*"
     eventually(
         lambda: "pages" not in made.inside("lab-a", "sh", "-c", kept).stdout,
