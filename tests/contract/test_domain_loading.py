@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from tests.unit.test_stream_head import DEVICES, GOLDEN
-from vmckpt.checkpoint.domains import loading
+from vmckpt.checkpoint.domains import arriving, loading
+from vmckpt.checkpoint.domains.arriving import PagedMemory, SharedContent
 from vmckpt.checkpoint.domains.loading import DomainLoading
 from vmckpt.checkpoint.domains.missing import paging_files
 from vmckpt.checkpoint.domains.save_image import image_head
@@ -78,7 +79,9 @@ class Bench:
         facts: Any = SimpleNamespace(memory_bytes=1 << 26)
         source = CheckpointSource(str(directory / "store"), "c")
         point: Any = None
-        self.loading = DomainLoading(self.host, plan, point, facts, source)
+        self.memory = PagedMemory(self.host, UUID, "dom", source)
+        self.loading = DomainLoading(plan, point, facts, self.memory)
+        self.eager = DomainLoading(plan, point, facts, None)
         self.plan = plan
         bench = self
 
@@ -88,19 +91,19 @@ class Bench:
         async def ready(*_: object) -> None:
             return None
 
-        async def new_pager(of: DomainLoading) -> PagerProcess:
+        async def prepare(of: PagedMemory) -> None:
             files = paging_files(of._host, UUID)
             await of._host.make_dir(files.path)
             files.missing.write_text("{}")
             where = "/no/store", "c", files.path / "pager.log", None
-            self.pagers.append(await PagerProcess.start(*where))
-            return self.pagers[0]
+            of._pager = await PagerProcess.start(*where)
+            self.pagers.append(of._pager)
 
         def find(_: int, size_bytes: int, mark: bytes) -> AnonymousRam:
             self.mark = mark
             return AnonymousRam(1 << 30, size_bytes)
 
-        monkeypatch.setattr(DomainLoading, "_new_pager", new_pager)
+        monkeypatch.setattr(PagedMemory, "prepare", prepare)
         monkeypatch.setattr(PagerProcess, "attach", attach)
         monkeypatch.setattr(PagerProcess, "opened", ready)
         monkeypatch.setattr(PagerProcess, "go", ready)
@@ -110,13 +113,19 @@ class Bench:
         monkeypatch.setattr(loading, "head_of", lambda *_: HEAD)
         monkeypatch.setattr(loading, "pages_of", lambda *_: iter(PAGES))
 
-    def start(self, *, lazily: bool) -> None:
+    def forked(self, cannot: str = "") -> DomainLoading:
+        """A fork's start."""
+        shared = SharedContent(Path("/dev/shm/content"), cannot)
+        return DomainLoading(self.plan, self.loading._point, self.loading._facts, shared)
+
+    def start(self, *, lazily: bool, loading: DomainLoading | None = None) -> None:
         """Run it; nothing of it waits afterwards."""
         session: Any = self.libvirt
+        chosen = loading or (self.loading if lazily else self.eager)
 
         async def run() -> None:
             try:
-                work = self.loading.start(session, self.pipe, lazily=lazily)
+                work = chosen.start(session, self.pipe)
                 await asyncio.wait_for(work, 60)
             finally:
                 self.is_paged = [one._process.poll() is None for one in self.pagers]
@@ -216,3 +225,33 @@ def test_memory_that_its_xml_places_is_loaded_before_and_that_is_said(bench: Ben
     bench.start(lazily=True)
     assert bench.stream == plain_begin(HEAD) + end(*PAGES)
     assert "memoryBacking" in bench.loading.loaded_before
+
+
+def test_of_a_fork_only_devices_follow_once_its_memory_has_the_content(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[tuple[int, AnonymousRam, Path]]()
+    monkeypatch.setattr(arriving, "give_content", lambda *words: given.append(words))
+    fork = bench.forked()
+    bench.start(lazily=True, loading=fork)
+    assert given == [
+        (bench.libvirt.qemu[0].pid, AnonymousRam(1 << 30, 1 << 26), Path("/dev/shm/content"))
+    ]
+    assert bench.stream == plain_begin(HEAD) + plain_page(HEAD, 0, bench.mark) + end()
+    assert (bench.pagers, fork.loaded_before) == ([], "")
+
+
+@pytest.mark.parametrize("cannot", ["", "its balloon reports free pages"])
+def test_a_fork_that_cannot_share_has_all_pages_and_that_is_said(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cannot: str
+) -> None:
+    def denied(*_: object) -> None:
+        if cannot:
+            pytest.fail("it was not to be tried")
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(arriving, "give_content", denied)
+    fork = bench.forked(cannot)
+    bench.start(lazily=True, loading=fork)
+    assert bench.stream == plain_begin(HEAD) + plain_page(HEAD, 0, bench.mark) + end(*PAGES)
+    assert fork.loaded_before == (cannot or "Permission denied")

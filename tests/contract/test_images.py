@@ -19,7 +19,7 @@ from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.images import HostImage, images_of, remove_image
+from vmckpt.vm.images import HostImage, images_of, remove_image, remove_own
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import Disk
 from vmckpt.vm.start import Qemu
@@ -261,6 +261,31 @@ def test_a_removed_vm_leaves_its_disks_unless_they_are_to_go(
     assert sorted(path.name for path in images.iterdir()) == [
         "base.raw", "cd.iso", "fork.qcow2", "one.raw",
     ]  # fmt: skip
+
+
+def test_the_base_of_a_forked_domains_disk_goes_with_it_and_other_forks_keep_theirs(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    """Each fork has a name of its own for the one image; removed with the first, it was lost."""
+    folder = tmp_path / "disks"
+    folder.mkdir()
+    for number in (1, 2):
+        overlay(folder / f"copy-{number}-0.qcow2", str(folder / f"copy-{number}-0-base.raw"))
+    (folder / "copy-1-0-base.raw").write_bytes(b"x")
+    (folder / "copy-2-0-base.raw").hardlink_to(folder / "copy-1-0-base.raw")
+    (folder / "by-hand-base.raw").write_bytes(b"x")
+    overlay(folder / "other.qcow2", str(folder / "by-hand-base.raw"))
+    first = [str(folder / name) for name in ("copy-1-0.qcow2", "copy-1-0-base.raw")]
+    done = asyncio.run(remove_own(host, [folder / "copy-1-0.qcow2"]))
+    assert done == (first, {})
+    assert (folder / "copy-2-0-base.raw").read_bytes() == b"x"
+    # What others are based on by that name stays, and so does what is no fork's.
+    overlay(folder / "by-hand.qcow2", str(folder / "copy-2-0-base.raw"))
+    removed, kept = asyncio.run(remove_own(host, [folder / "copy-2-0.qcow2"]))
+    assert removed == [str(folder / "copy-2-0.qcow2")]
+    assert kept == {str(folder / "copy-2-0-base.raw"): "image by-hand.qcow2"}
+    assert asyncio.run(remove_own(host, [folder / "other.qcow2"]))[1] == {}
+    assert (folder / "by-hand-base.raw").exists()
 
 
 @pytest.mark.parametrize("enter", [[], IN_GERMAN], ids=["english", "german"])

@@ -17,6 +17,7 @@ from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import fork as forks
+from vmckpt.checkpoint.restore import fork_room
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
 from vmckpt.checkpoint.restore.fork import Forked, ForkOptions
@@ -246,7 +247,7 @@ def test_memory_of_forks_is_promised_while_what_they_share_is_loaded(
     """A VM that was started meanwhile was promised the same memory, and its guest died of that."""
     all_fits(monkeypatch, forks, lambda: None)
     no_qemu(monkeypatch, forks)
-    monkeypatch.setattr(forks, "no_room", lambda *_: pytest.fail("there is room"))
+    monkeypatch.setattr(fork_room, "no_room", lambda *_: pytest.fail("there is room"))
     asked = source(host)
     wish = ForkOptions(asked.checkpoint, "web-fork", 2, plugged=False)
     wish = replace(wish, known=asked.known, is_foreign=False)

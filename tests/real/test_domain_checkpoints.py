@@ -46,9 +46,9 @@ def domain_here(secured: Machines) -> Iterator[Machines]:
     yield from domain(secured, DEVICES["vga"])
 
 
-def domain(made: Machines, devices: str) -> Iterator[Machines]:
+def domain(made: Machines, devices: str, balloon: str = "virtio") -> Iterator[Machines]:
     try:
-        run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon="virtio")
+        run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon=balloon)
         yield made
     finally:
         words = ("virsh", "--connect", "qemu:///system")

@@ -154,6 +154,35 @@ def test_a_copys_images_are_where_libvirts_qemus_reach_them() -> None:
     assert parts_of(kept.xml).macs == ("52:54:00:00:00:01",)
 
 
+def test_a_forks_images_are_overlays_beside_bases_of_its_own_name() -> None:
+    plan = plan_copy(facts(), "web-2", keep_macs=False, plugged=False, overlays=True)
+    assert [(one.image, one.base) for one in plan.disks] == [
+        (
+            ImageFile(Path("/i/web-2-0.qcow2"), "qcow2"),
+            ImageFile(Path("/i/web-2-0-base.qcow2"), "qcow2"),
+        ),
+        (
+            ImageFile(Path("/var/lib/libvirt/images/web-2-2.qcow2"), "qcow2"),
+            ImageFile(Path("/var/lib/libvirt/images/web-2-2-base.raw"), "raw"),
+        ),
+    ]
+    # A restore that is cut off removes both, and libvirt is given the overlay.
+    assert {one.path for one in plan.images} >= {Path("/i/web-2-0-base.qcow2")}
+    written = [part for part in parts_of(plan.xml).disks if not part.read_only]
+    assert [str(part.path) for part in written] == [str(one.image.path) for one in plan.disks]
+    assert "-base" not in plan.xml
+
+
+def test_memory_whose_free_pages_read_as_zeroes_is_not_shared() -> None:
+    """What QEMU gives back of it would have the file's content again."""
+    for balloon, shares in (("", True), (" freePageReporting='on'", False)):
+        xml = XML.replace("</devices>", f"<memballoon model='virtio'{balloon}/></devices>")
+        plan = plan_copy(
+            facts(domain=DomainFacts(UUID, xml, xml)), "web-2", keep_macs=False, plugged=False
+        )
+        assert (plan.cannot_share == "") is shares
+
+
 def test_contradictions_are_refused() -> None:
     first, *rest = facts().disks
     with pytest.raises(RefusedError, match="contradictory"):

@@ -96,10 +96,11 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork a checkpoint."""
+    """Fork a checkpoint. `is_domain`: into libvirt."""
 
     store: StoreRequest
     wish: fork.ForkOptions
+    is_domain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,12 @@ async def _fork(job: Job[Fork, Forks]) -> Forks:
     _begin()
     request = job.request
     secret = taken_from(request.store.key)
+    if request.is_domain:
+        from vmckpt.checkpoint.domains.fork import fork_domain
+
+        wish, path = request.wish, request.store.path
+        source = CheckpointSource(path, wish.checkpoint, secret, wish.known, wish.is_foreign)
+        return Forks(tuple(await fork_domain(job.host, source, wish, run=job.run)))
     forks = await fork.fork(job.host, request.store.path, request.wish, secret, run=job.run)
     return Forks(tuple(forks))
 
@@ -240,16 +247,18 @@ async def _settle_domain(job: Job[Take, Any]) -> None:
 async def _restores(
     job: Job[Restore, Restored],
 ) -> AsyncIterator[JobWorker[Restored]]:
-    undo = _settle_restores if job.request.is_domain else _release_output
+    async def undo() -> None:
+        await (_settle_domains(job.host) if job.request.is_domain else _release_output(job))
+
     async with _released(job, job.request.store, [job.vm]):
-        yield JobWorker(partial(_restore, job), partial(undo, job))
+        yield JobWorker(partial(_restore, job), undo)
 
 
-async def _settle_restores(job: Job[Restore, Restored]) -> None:
-    """Recovery: the restore of a domain is finished or undone."""
+async def _settle_domains(host: Host) -> None:
+    """Recovery: the restores of domains are finished or undone."""
     from vmckpt.checkpoint.domains.record import settle_all
 
-    await settle_all(job.host, RECOVERY_S)
+    await settle_all(host, RECOVERY_S)
 
 
 @asynccontextmanager
@@ -264,6 +273,8 @@ async def _restores_disks(
 async def _forks(job: Job[Fork, Forks]) -> AsyncIterator[JobWorker[Forks]]:
     async def recover_forks() -> None:
         fork.remove_parts(job.host, job.run)
+        if job.request.is_domain:
+            await _settle_domains(job.host)
 
     async with _released(job, job.request.store, job.request.wish.names):
         yield JobWorker(partial(_fork, job), recover_forks)

@@ -102,11 +102,10 @@ async def create(
     return await have_done(await taking(vm, given, options, key), tell)
 
 
-async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
-    """Take a checkpoint of a running VM to fork from; returns its id. Raises as `create`."""
-    name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
-    options = TakeOptions(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
-    return (await create(vm, store, options, lambda _: None, key)).id
+def to_fork(name: str) -> TakeOptions:
+    """A checkpoint of a running VM that forks are made of."""
+    number = IfTaken.NUMBER.value
+    return TakeOptions(dated(name, "fork"), {}, "fork", USUAL_PAUSE_S, if_taken=number)
 
 
 async def taking(
@@ -226,9 +225,10 @@ async def fork_on(
     access = await access_to(location, key)
     known, is_foreign = await _standing(entry, trust=options.trust)
     options = replace(options, known=known, is_foreign=is_foreign)
+    is_domain = entry.facts is not None and entry.facts.domain is not None
 
     def request(store: StoreRequest, _held_s: float | None) -> Fork:
-        return Fork(store, options)
+        return Fork(store, options, is_domain)
 
     new = tuple(options.names)
     work = StoreJob(FORK, host, options.name, request, location, access, new=new)

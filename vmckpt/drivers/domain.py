@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What vmckpt does only with VMs that it runs.
 OwnOnly = Literal[
-    "autostart", "devices", "edit", "export", "fork", "group", "network", "replicate", "other"
+    "autostart", "devices", "edit", "export", "group", "network", "replicate", "other"
 ]
 _OWN_SPEC = (
     "shut {name} down, and run its disks from a spec of vmckpt's own: vmckpt vm run SPEC.toml; "
@@ -39,11 +39,6 @@ _INSTEAD: dict[OwnOnly, tuple[str, str]] = {
     "devices": ("libvirt manages its devices", "on {host}: virsh dumpxml {name}"),
     "edit": ("libvirt has its definition", "on {host}: virsh edit {name}"),
     "export": ("libvirt has its definition", "on {host}: virsh dumpxml {name}"),
-    "fork": (
-        "forks share memory and disks with their original, which a domain's QEMU does not allow",
-        "make a copy: vmckpt checkpoint create {name}, then "
-        f"vmckpt checkpoint restore CHECKPOINT --as NAME; or {_OWN_SPEC}",
-    ),
     "group": (
         "the output of a group's VMs is held, which vmckpt does only in QEMUs of its own",
         f"take its checkpoint alone: vmckpt checkpoint create {{name}}; or {_OWN_SPEC}",
@@ -273,7 +268,7 @@ async def info(domain: "Domain") -> VmInfo:
         ended=None,
         adopted=False,
         started_by="libvirt",
-        cannot=("fork", "group", "replicate"),
+        cannot=("group", "replicate"),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
         guest_agent=what.guest_agent,

@@ -28,7 +28,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -47,10 +47,12 @@ _ONLY_SIGTRAP = ctypes.c_uint64(~(1 << (signal.SIGTRAP - 1)) & (1 << 64) - 1)
 _MOST_WORDS_BYTES = 8 << 20
 _SYSCALL = b"\x0f\x05"
 _NO_RESTART = (1 << 64) - 1
-_NR_OPEN, _NR_CLOSE, _NR_IOCTL, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 2, 3, 16, 323, 438
+_NR_OPEN, _NR_CLOSE, _NR_MMAP, _NR_IOCTL = 2, 3, 9, 16
+_NR_USERFAULTFD, _NR_PIDFD_GETFD = 323, 438
 NR_MADVISE = 28
 _NAMES = {
-    _NR_OPEN: "open", _NR_IOCTL: "ioctl", _NR_USERFAULTFD: "userfaultfd", NR_MADVISE: "madvise",
+    _NR_OPEN: "open", _NR_MMAP: "mmap", _NR_IOCTL: "ioctl", _NR_USERFAULTFD: "userfaultfd",
+    NR_MADVISE: "madvise",
 }  # fmt: skip
 # struct seccomp_data, its architecture (x86-64), and what a filter returns for an allowed call.
 _SECCOMP_DATA, _ARCH_X86_64, _ALLOW = struct.Struct("<iI7Q"), 0xC000003E, 0x7FFF0000
@@ -59,7 +61,9 @@ _MOST_FILTERS = 64
 # linux/userfaultfd.h: same as the call, subject to the device's permissions (Linux 6.1).
 _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
 # Below the stack and its red zone of 128 bytes: nothing is stored there.
-_BELOW_STACK = 1024
+_BELOW_STACK, _MOST_PATH_BYTES = 1024, 800
+_READ_WRITE = 3  # PROT_READ | PROT_WRITE
+_PRIVATE_HERE = 0x4012  # MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -132,6 +136,40 @@ def call_there(pid: int, number: int, *arguments: int) -> int:
         return _made(pid, saved, gate, number, list(arguments))
 
 
+def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]) -> None:
+    """Have `pid` replace its memory from `span[0]` to `span[1]` by a private mapping of a file.
+
+    `advice`: of madvise(2), for that mapping. Conditions as for `call_there`. Raises OSError: if it
+    is not from `advice`, nothing was changed.
+    """
+    start, end = span
+    words = os.fsencode(path) + b"\0"
+    if len(words) > _MOST_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
+    _require_unconfined(pid)
+    gate = _syscall_instruction(pid)
+    with _stopped(pid) as saved:
+        _require_allowed(pid, _NR_OPEN, _NR_MMAP, NR_MADVISE, _NR_CLOSE)
+        at = _stored(pid, saved, words)
+        file = _call(pid, saved, gate, _NR_OPEN, [at, os.O_RDONLY | os.O_CLOEXEC])
+        try:
+            where = [start, end - start, _READ_WRITE, _PRIVATE_HERE, file, 0]
+            _call(pid, saved, gate, _NR_MMAP, where)
+            for one in advice:
+                _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])
+        finally:
+            _call(pid, saved, gate, _NR_CLOSE, [file])
+
+
+def _stored(pid: int, saved: _Registers, words: bytes) -> int:
+    """The address in `pid` where the words are now."""
+    at = saved.rsp - _BELOW_STACK
+    with Path(f"/proc/{pid}/mem").open("r+b", 0) as memory:
+        memory.seek(at)
+        memory.write(words)
+    return int(at)
+
+
 def descriptor_of(pid: int, number: int) -> int:
     """Our copy of a descriptor that process `pid` has. Raises OSError."""
     pidfd = os.pidfd_open(pid)
@@ -177,10 +215,7 @@ def _made(pid: int, saved: _Registers, gate: int, number: int, arguments: list[i
         if number != _NR_USERFAULTFD:
             raise
         _require_allowed(pid, _NR_OPEN, _NR_IOCTL, _NR_CLOSE)
-        at = saved.rsp - _BELOW_STACK
-        with Path(f"/proc/{pid}/mem").open("r+b", 0) as memory:
-            memory.seek(at)
-            memory.write(_DEVICE)
+        at = _stored(pid, saved, _DEVICE)
         try:
             device = _call(pid, saved, gate, _NR_OPEN, [at, os.O_RDWR | os.O_CLOEXEC])
         except OSError:

@@ -33,6 +33,17 @@ async def backing_of(host: Host, path: Path) -> str | None:
     return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
 
 
+def base_beside(overlay: Path, kind: str) -> Path:
+    """Where the base of a forked domain's overlay is: a name of that image for this fork alone."""
+    return overlay.with_name(f"{overlay.stem}-base.{kind}")
+
+
+async def base_of_its_own(host: Host, path: Path, now: Path | None = None) -> Path | None:
+    """The backing file of an image, if it is `base_beside` it. `now`: where the image is now."""
+    base = Path(await backing_of(host, now or path) or "/")
+    return base if base == base_beside(path, base.suffix.removeprefix(".")) else None
+
+
 async def names_layered(host: Host, path: Path) -> bool:
     """Whether a qcow2 image says that its backing file is qcow2 too, and so may have its own."""
     head = await _bytes_of(host, path, 0, _EXTENSIONS_END)

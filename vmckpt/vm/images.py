@@ -8,9 +8,10 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +22,14 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
-from vmckpt.vm.backing import backing_of, malformed
+from vmckpt.vm.backing import backing_of, base_of_its_own, malformed
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.users.path_user import path_user, remove_as
 
 FOLDER = "images"
 # The mode as a number: in words it depends on the host's language.
-_STAT = "%d:%i %s %b %B %f"
+_STAT = "%d:%i %s %b %B %f %h"
 # Files of a VM's directory that name images.
 _SPEC = "spec.toml"
 _NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
@@ -44,7 +45,7 @@ _OPERATIONS = (
 
 
 class File(NamedTuple):
-    """A file's identity, whatever path leads to it."""
+    """A file's identity, whatever path leads to it; or that of one of its names."""
 
     identity: str
     size_bytes: int
@@ -76,23 +77,26 @@ async def inspected(
     domains: Mapping[str, Iterable[Path]],
     *,
     disks_only: bool = False,
+    by_name: bool = False,
 ) -> list[HostImage]:
     """The images at these paths, without missing and non-regular files.
 
     With `disks_only` only what has one as its disk, or is based on it, uses it; not what names a
-    file of its name in any record. Raises as `images_of` does.
+    file of its name in any record. With `by_name` what uses another name (a hard link) of the file
+    does not count: it loses nothing with this one. Raises as `images_of` does.
     """
-    files = await _files(host, paths)
+    identified = partial(_files, host, by_name=by_name)
+    files = await identified(paths)
     beside = [
         folder / name
         for folder in dict.fromkeys(path.parent for path in files)
         for name in await host.list_dir(folder)
     ]
     users: dict[str, set[str]] = defaultdict(set)
-    reached = {path: f"image {path.name}" for path in await _files(host, beside)}
+    reached = {path: f"image {path.name}" for path in await identified(beside)}
     texts = await _vm_texts(host)
     for user, path in [*_named(texts, host), *_of_domains(domains)]:
-        for where, file in (await _files(host, [path])).items():
+        for where, file in (await identified([path])).items():
             users[file.identity].add(user)
             reached.setdefault(where, user)
     if not disks_only:
@@ -104,7 +108,7 @@ async def inspected(
             for path, file in files.items():
                 if checkpoint in path.name:  # future forks are based on it, even if there are none
                     users[file.identity].add(user)
-    await _add_backing(host, reached, users)
+    await _add_backing(host, reached, users, identified)
     return [
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
@@ -182,18 +186,21 @@ async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
 async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict[str, str]]:
     """Remove images of a VM that is gone; returns those removed, and those kept with the reason.
 
-    An image outside a host's own state may also belong to another host: it is removed only if every
-    host says that it does not use it.
+    The base of a forked domain's disk goes with it. An image outside a host's own state may also
+    belong to another host: it is removed only if every host says that it does not use it.
     """
     removed, kept = list[str](), dict[str, str]()
-    for path in paths:
+    waiting = [*paths]
+    for path in waiting:
         is_own = path.parent == host.state_dir / FOLDER
         try:
             for other in [] if is_own else all_hosts():
-                for image in await inspected(other, [path], await files_of_domains(other)):
+                domains = await files_of_domains(other)
+                for image in await inspected(other, [path], domains, by_name=True):
                     if image.users:
                         kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
-            here = await inspected(host, [path], await files_of_domains(host))
+            here = await inspected(host, [path], await files_of_domains(host), by_name=True)
+            base = await base_of_its_own(host, path)
             if not here:
                 kept[str(path)] = "it is not an image file"
             for image in here:
@@ -202,6 +209,7 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
                 elif str(path) not in kept:
                     await remove_image(host, image)
                     removed.append(str(path))
+                    waiting += [base] if base else []
         except VmckptError as exc:
             kept[str(path)] = f"{exc.what}: {exc.why}"
     return removed, kept
@@ -265,7 +273,7 @@ def chosen(images: Iterable[HostImage], name: str) -> HostImage:
     )
 
 
-async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
+async def _files(host: Host, paths: Iterable[Path], *, by_name: bool) -> dict[Path, File]:
     """The regular files among the paths, links followed; missing ones are left out."""
     found = {}
     words = [str(path) for path in paths]
@@ -275,11 +283,14 @@ async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
         parts = done.stdout.split("\0")
         for facts, name in zip(parts[::2], parts[1::2], strict=False):
             try:
-                identity, *numbers, mode = facts.split(" ")
+                identity, *numbers, mode, links = facts.split(" ")
                 size, blocks, block_bytes = map(int, numbers)
+                is_one_of_several = by_name and int(links) > 1
                 is_file = stat.S_ISREG(int(mode, 16))
             except ValueError as exc:
                 raise malformed(host, "stat", facts) from exc
+            if is_file and is_one_of_several:
+                identity += f" {await host.resolve(Path(name))}"
             if is_file:
                 found[Path(name)] = File(identity, size, blocks * block_bytes)
     return found
@@ -371,7 +382,12 @@ def _of_domains(domains: Mapping[str, Iterable[Path]]) -> Iterator[tuple[str, Pa
         yield from ((f"domain {name}", path) for path in paths)
 
 
-async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str, set[str]]) -> None:
+async def _add_backing(
+    host: Host,
+    reached: Mapping[Path, str],
+    users: dict[str, set[str]],
+    identified: Callable[[Iterable[Path]], Awaitable[dict[Path, File]]],
+) -> None:
     """A backing file is used by the users of its overlay, recursively."""
     seen, waiting = set[Path](), list(reached.items())
     while waiting:
@@ -384,7 +400,7 @@ async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str,
         words = re.findall(r'"filename":\s*"([^"]+)"', name) if name.startswith("json:") else [name]
         for word in words:
             below = (await host.resolve(path)).parent / word.removeprefix("file:")
-            for where, file in (await _files(host, [below])).items():
+            for where, file in (await identified([below])).items():
                 users[file.identity].add(user)
                 waiting.append((where, user))
 

@@ -1,11 +1,11 @@
-"""Have libvirt start a domain from a checkpoint, and load its memory while its guest runs.
+"""Have libvirt start a domain from a checkpoint, its guest running before its memory was read.
 
 libvirt reads the save image from a pipe. The first page of RAM in it is a mark, by which the RAM is
-found in the QEMU that libvirt has started. A pager takes it over: from then on all of it is
-missing, and comes when it is used. The rest of the image are the devices. libvirt knows nothing of
-this, so that the domain is as `virsh restore` would have started it.
+found in the QEMU that libvirt has started. From then on its content comes from elsewhere
+(`arriving.py`), and the rest of the image are the devices. libvirt knows nothing of this, so that
+the domain is as `virsh restore` would have started it.
 
-If QEMU may not be given a userfaultfd, all pages follow in the pipe, and the result says so.
+If QEMU does not allow that, all pages follow in the pipe, and the result says so.
 """
 
 import asyncio
@@ -13,18 +13,14 @@ import secrets
 from functools import partial
 from pathlib import Path
 
+from vmckpt.checkpoint.domains.arriving import ArrivingMemory
 from vmckpt.checkpoint.domains.image_pipe import ImagePipe
-from vmckpt.checkpoint.domains.missing import forget_paging, key_of, paging_files, see_to_memory
 from vmckpt.checkpoint.domains.planned import PlannedDomain
 from vmckpt.checkpoint.domains.save_image import head_of, image_head, pages_of
 from vmckpt.checkpoint.facts import CheckpointFacts
-from vmckpt.checkpoint.restore.paging import PagerProcess
-from vmckpt.checkpoint.restore.requests import CheckpointSource
-from vmckpt.checkpoint.secret import keep
 from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError
-from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.processes.process import ProcessId, find_by_argument, kill
+from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.memory.missing_pages import AnonymousRam
 from vmckpt.memory.private.marked import find_marked
 from vmckpt.qemu.stream_head import StreamHead, plain_begin, plain_end, plain_page
@@ -39,31 +35,32 @@ _MARK_S, _MARK_POLL_S = 30.0, 0.005
 
 
 class DomainLoading:
-    """One domain's start. `loaded_before`: why its memory was loaded before its guest ran."""
+    """One domain's start. `loaded_before`: why its memory was loaded before its guest ran.
+
+    `memory`: where it comes from; None: all of it is in the image.
+    """
 
     def __init__(
         self,
-        host: LocalHost,
         plan: PlannedDomain,
         point: Checkpoint,
         facts: CheckpointFacts,
-        source: CheckpointSource,
+        memory: ArrivingMemory | None,
     ) -> None:
-        self._host, self._plan, self._source = host, plan, source
-        self._point, self._facts = point, facts
-        self._pager: PagerProcess | None = None
-        self._qemu: ProcessId | None = None
-        self.loaded_before = ""
+        self._plan, self._point, self._facts = plan, point, facts
+        self._memory, self.loaded_before = memory, ""
 
-    async def start(self, session: Libvirtd, path: Path, *, lazily: bool) -> None:
+    async def start(self, session: Libvirtd, path: Path) -> None:
         """Have libvirt start it from a pipe at `path`; returns once its guest runs.
 
         Raises what libvirt says, DamagedError, StorageError, OperationFailedError: it does not run.
         """
-        if lazily and not self._plan.has_private_memory:
-            lazily, self.loaded_before = False, "its XML says where its memory is (memoryBacking)"
+        if self._memory is not None and not self._plan.has_private_memory:
+            self._memory = None
+            self.loaded_before = "its XML says where its memory is (memoryBacking)"
+        memory = self._memory
         with ImagePipe(path) as pipe:
-            feeding = self._feed_lazily(pipe) if lazily else self._feed(pipe)
+            feeding = self._feed(pipe) if memory is None else self._feed_marked(pipe, memory)
             started = asyncio.ensure_future(session.restore(path))
             fed = asyncio.ensure_future(feeding)
             try:
@@ -76,23 +73,23 @@ class DomainLoading:
                 pipe.close()
                 await self._with_pages(started)
             except BaseException:
-                await finish(self._give_up())
+                if memory is not None:
+                    await finish(memory.give_up())
                 await finish(pipe.spoil(started))
                 raise
 
     async def complete(self) -> None:
         """Wait until all of its memory is there. Raises as `see_to_memory`."""
-        if self._pager is not None:
-            await self._pager.ended()
-            await see_to_memory(self._host, self._plan.uuid, self._plan.name)
+        if self._memory is not None:
+            await self._memory.complete()
 
     async def _with_pages(self, started: "asyncio.Future[None]") -> None:
-        """Wait for what may wait for pages. Raises OperationFailedError: the pager died."""
+        """Wait for what may wait for pages. Raises OperationFailedError: they cannot come."""
 
         async def outcome() -> None:
             await asyncio.shield(started)
 
-        await (outcome() if self._pager is None else self._pager.alive_during(outcome()))
+        await (outcome() if self._memory is None else self._memory.alive_during(outcome()))
 
     async def _feed(self, pipe: ImagePipe) -> None:
         head = await in_thread(partial(head_of, self._point, self._facts))
@@ -104,37 +101,24 @@ class DomainLoading:
         pages = pages_of(self._point, self._facts)
         await in_thread(partial(pipe.write, plain_end(head, pages)))
 
-    async def _feed_lazily(self, pipe: ImagePipe) -> None:
-        self._pager = pager = await self._new_pager()
+    async def _feed_marked(self, pipe: ImagePipe, memory: ArrivingMemory) -> None:
+        await memory.prepare()
         head = await in_thread(partial(head_of, self._point, self._facts))
         mark = secrets.token_bytes(PAGE_CHUNK_BYTES)
         begin = plain_begin(head) + plain_page(head, 0, mark)
         qemu = await pipe.offer(image_head(self._plan.xml), partial(self._reader_of, pipe))
         await in_thread(partial(pipe.write, [begin]))
         ram = await self._ram_of(qemu, mark)
-        await pager.opened()
-        if await self._is_taken_over(pager, qemu, ram):
-            rest = in_thread(partial(pipe.write, plain_end(head, ())))
-            await pager.alive_during(rest)
-        else:
+        self.loaded_before = await memory.take_over(qemu, ram)
+        if self.loaded_before:
             await self._feed_all(pipe, head)
-
-    async def _new_pager(self) -> PagerProcess:
-        uuid, source, key = self._plan.uuid, self._source, None
-        files = paging_files(self._host, uuid)
-        await self._host.make_dir(files.path)
-        if source.secret is not None:
-            key = key_of(uuid)
-            await self._host.make_private_dir(key.parent)
-            keep(key, source.secret)
-        where = source.location, source.checkpoint, files.path / "pager.log", None
-        return await PagerProcess.start(*where, key=key)
+        else:
+            await memory.alive_during(in_thread(partial(pipe.write, plain_end(head, ()))))
 
     def _reader_of(self, pipe: ImagePipe) -> ProcessId | None:
         """The QEMU of the domain that has the pipe."""
         for process in find_by_argument(f"\0-uuid\0{self._plan.uuid}\0"):
             if pipe.is_open_in(process.pid):
-                self._qemu = process
                 return process
         return None
 
@@ -151,30 +135,3 @@ class DomainLoading:
                 remedy="load all memory before the guest runs: --eager",
             )
         return found
-
-    async def _is_taken_over(self, pager: PagerProcess, qemu: ProcessId, ram: AnonymousRam) -> bool:
-        """Whether its memory comes by the pager from now on; else all of it has to be in the pipe.
-
-        Raises OperationFailedError, StorageError: it can come by neither.
-        """
-        try:
-            await pager.attach(qemu.pid, private=ram)
-        except OperationFailedError as exc:
-            if ram.is_guarded(qemu.pid):
-                raise
-            self.loaded_before = exc.why
-            self._pager = None
-            await finish(pager.end())
-            await forget_paging(self._host, self._plan.uuid)
-            return False
-        await pager.go(self._host, paging_files(self._host, self._plan.uuid))
-        return True
-
-    async def _give_up(self) -> None:
-        """End a QEMU that waits for pages, so that libvirt does not wait for it."""
-        if self._pager is None:
-            return
-        if self._qemu is not None:
-            await in_thread(partial(kill, self._qemu))
-        await self._pager.end()
-        await forget_paging(self._host, self._plan.uuid)

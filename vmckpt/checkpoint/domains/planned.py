@@ -2,13 +2,14 @@
 
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.checkpoint.facts import CheckpointFacts, DomainFacts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.vm.argv import default_mac
+from vmckpt.vm.backing import base_beside
 from vmckpt.vm.domains.definition.description import ImageFile, parse_domain
 from vmckpt.vm.domains.definition.parts import DomainPart, parts_of
 from vmckpt.vm.domains.definition.rewritten import VARIABLES, DomainIdentity, as_copy, with_images
@@ -20,10 +21,13 @@ IMAGES = Path("/var/lib/libvirt/images")
 class ImageLocations(NamedTuple):
     """Where images are to be: a disk's by its number, the disk and its format; that of the UEFI
     variable store by what it is now.
+
+    `overlays`: the disks' images are qcow2 on others (`base_beside`), which have the content.
     """
 
     disk: Callable[[int, DomainPart, str], Path]
     variables: Callable[[ImageFile], Path]
+    overlays: bool = False
 
 
 THERE = ImageLocations(lambda _number, part, _kind: part.path, lambda store: store.path)
@@ -31,12 +35,16 @@ THERE = ImageLocations(lambda _number, part, _kind: part.path, lambda store: sto
 
 @dataclass(frozen=True, slots=True)
 class DomainDiskPlan:
-    """A disk whose content is `area` of the checkpoint."""
+    """A disk whose content is `area` of the checkpoint.
+
+    `base`: the image that has it, if `image` is only what is written later.
+    """
 
     target: str
     area: str
     size_bytes: int
     image: ImageFile
+    base: ImageFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class PlannedDomain:
     definition: str
     disks: tuple[DomainDiskPlan, ...]
     variables: ImageFile | None
+    is_copy: bool = False
 
     @property
     def has_private_memory(self) -> bool:
@@ -60,10 +69,18 @@ class PlannedDomain:
         return parse_domain(self.xml).private_memory
 
     @property
+    def cannot_share(self) -> str:
+        """Why its memory cannot have a file's content; "": it can."""
+        # A page that QEMU gives back would have that content again, where its guest expects zeroes.
+        is_in_the_way = parse_domain(self.xml).reports_free_pages
+        return "its balloon reports free pages (freePageReporting)" if is_in_the_way else ""
+
+    @property
     def images(self) -> tuple[ImageFile, ...]:
         """All files that it is to have of its own."""
         own = (self.variables,) if self.variables else ()
-        return (*(disk.image for disk in self.disks), *own)
+        bases = (disk.base for disk in self.disks if disk.base is not None)
+        return (*(disk.image for disk in self.disks), *bases, *own)
 
 
 def domain_of(facts: CheckpointFacts) -> DomainFacts:
@@ -88,10 +105,10 @@ def plan_itself(facts: CheckpointFacts, where: ImageLocations = THERE) -> Planne
 
 
 def plan_copy(
-    facts: CheckpointFacts, name: str, *, keep_macs: bool, plugged: bool
+    facts: CheckpointFacts, name: str, *, keep_macs: bool, plugged: bool, overlays: bool = False
 ) -> PlannedDomain:
     """A copy with a name, UUID and images of its own, beside the original's: there libvirt's QEMUs
-    reach them. Raises RefusedError.
+    reach them. With `overlays` its disks are qcow2 images on others. Raises RefusedError.
     """
     domain = domain_of(facts)
     macs = None if keep_macs else tuple(default_mac(name, n) for n in range(len(facts.macs)))
@@ -102,7 +119,9 @@ def plan_copy(
         return folder / f"{name}-{number}.{kind}"
 
     where = ImageLocations(
-        beside, lambda store: store.path.with_name(f"{name}_VARS{store.path.suffix}")
+        beside,
+        lambda store: store.path.with_name(f"{name}_VARS{store.path.suffix}"),
+        overlays,
     )
     disks = _disks(facts, domain, where)
     known = {part.target for part in parts_of(domain.xml).disks}
@@ -116,7 +135,8 @@ def plan_copy(
                 remedy="take another checkpoint when the domain has that disk, or has lost it",
             )
     texts = [as_copy(text, new) if text else "" for text in (domain.xml, domain.definition)]
-    return _planned(name, new.uuid, texts, disks, _variables(domain, where))
+    planned = _planned(name, new.uuid, texts, disks, _variables(domain, where))
+    return replace(planned, is_copy=True)
 
 
 def _planned(
@@ -162,6 +182,10 @@ def _disks(
                 why="it was not stored with it",
                 remedy="restore another checkpoint",
             )
-        image = ImageFile(where.disk(number, part, disk.format), disk.format)
-        found.append(DomainDiskPlan(part.target, disk.area, disk.size_bytes, image))
+        kind, base = disk.format, None
+        if where.overlays:
+            kind = "qcow2"
+            base = ImageFile(base_beside(where.disk(number, part, kind), disk.format), disk.format)
+        image = ImageFile(where.disk(number, part, kind), kind)
+        found.append(DomainDiskPlan(part.target, disk.area, disk.size_bytes, image, base))
     return tuple(found)

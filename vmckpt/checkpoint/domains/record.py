@@ -22,12 +22,14 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.state.durable import rename_durably, sync_directory
+from vmckpt.vm.backing import base_of_its_own
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, RunningReason
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.images import remove_own
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IN_MEMORY, QemuDir, lock_path
 
@@ -226,9 +228,12 @@ async def finished(host: Host, pending: PendingDomain, session: Libvirtd) -> Non
     """The new guest runs: define its domain, and remove everything else."""
     if pending.definition:
         await session.define(pending.definition)
-    for _, proof, old in pending.proofs():
+    for path, proof, old in pending.proofs():
+        base = await base_of_its_own(host, path, old) if pending.replaces else None
         await host.remove(proof)
         await host.remove(old)
+        if base is not None:
+            await remove_own(host, [base])
     await _forget(host, pending)
 
 

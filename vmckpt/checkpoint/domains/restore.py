@@ -2,7 +2,7 @@
 
 libvirt starts the domain from a save image that is made of the checkpoint, so that it is the same
 domain as before, with nothing of vmckpt's in it. Its memory is loaded while the guest runs, or
-before (`loading.py`).
+before (`loading.py`). Its images: `images.py`.
 
 In place, the domain's guest is first saved by libvirt to a file. Until libvirt has started the new
 guest everything is undone: the images get their content back, and the old guest continues from
@@ -14,9 +14,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.location import reading
-from vmckpt.checkpoint.disks.qcow2 import Chunks, write_image
+from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.domains.arriving import PagedMemory
+from vmckpt.checkpoint.domains.images import SharedBases, write_content, write_over_base
 from vmckpt.checkpoint.domains.loading import DomainLoading
 from vmckpt.checkpoint.domains.missing import see_to_memory
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
@@ -54,7 +57,6 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.domains.definition.description import ImageFile
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -66,6 +68,7 @@ from vmckpt.vm.paths import lock_path
 from vmckpt.vm.start import new_qemu_id
 
 NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
+RESTORE = "checkpoint restore"
 NEW_MACS = "the guest learns of its new MAC addresses when it boots next"
 
 
@@ -82,18 +85,19 @@ async def restore_domain(
     """
     async with reading(source.location, source.checkpoint, source.secret) as point:
         facts = usable_facts(point.manifest)
-        await _require_trusted(point, source, host)
+        await require_trusted(point, source, host)
         plan = _plan(facts, options, host)
-        async with _entitled(plan, options, host) as (session, old):
-            loading = DomainLoading(host, plan, point, facts, source)
-            work = _DomainRestoring(plan, point, facts, host=host, session=session, old=old)
-            restored = await work.run(options, loading)
-            warnings = await _recorded(host, plan.uuid, point.manifest, source.location)
+        memory = None if options.eager else PagedMemory(host, plan.uuid, plan.name, source)
+        async with entitled(plan, RESTORE, host, in_place=options.in_place) as (session, old):
+            loading = DomainLoading(plan, point, facts, memory)
+            work = DomainRestoring(plan, point, facts, host=host, session=session, old=old)
+            restored = await work.run(loading, keep_macs=options.keep_macs)
+            warnings = await recorded(host, plan.uuid, point.manifest, source.location)
             running(replace(restored, warnings=(*restored.warnings, *warnings)))
             await to_the_end(loading.complete())
 
 
-async def _recorded(
+async def recorded(
     host: LocalHost, uuid: str, manifest: Manifest, location: str
 ) -> tuple[str, ...]:
     """Record what the domain was restored as; returns why that failed, in words."""
@@ -108,7 +112,7 @@ async def _recorded(
     return ()
 
 
-async def _require_trusted(point: Checkpoint, source: CheckpointSource, host: LocalHost) -> None:
+async def require_trusted(point: Checkpoint, source: CheckpointSource, host: LocalHost) -> None:
     """Its XML may name anything of the host. Raises RefusedError."""
     standing = await standing_of(
         point.manifest, host, known=source.known, is_foreign=source.is_foreign
@@ -133,11 +137,14 @@ def _plan(facts: CheckpointFacts, options: RestoreOptions, host: LocalHost) -> P
 
 
 @asynccontextmanager
-async def _entitled(
-    plan: PlannedDomain, options: RestoreOptions, host: LocalHost
+async def entitled(
+    plan: PlannedDomain, what: str, host: LocalHost, *, in_place: bool
 ) -> AsyncIterator[tuple[Libvirtd, Domain | None]]:
-    """Hold the domain's name for the block; yields the domain that is to be replaced, if any."""
-    action = owner("checkpoint restore")
+    """Hold the domain's name for the block; yields the domain that is to be replaced, if any.
+
+    `what`: the operation. Raises RefusedError, NotFoundError, BusyError.
+    """
+    action = owner(what)
     name_lock = local_host().lock(state_dir() / "names" / plan.name, action)
     await settle_all(host)
     async with (
@@ -148,7 +155,7 @@ async def _entitled(
         await see_to_memory(host, plan.uuid, plan.name)
         await settle_restore(host, plan.uuid, session)
         await settle(host, plan.uuid)
-        if options.in_place:
+        if in_place:
             seen = await session.find(plan.uuid)
             if seen is None:
                 raise NotFoundError(
@@ -168,8 +175,8 @@ async def _entitled(
         yield session, None
 
 
-class _DomainRestoring:
-    """One restore."""
+class DomainRestoring:
+    """One restore. `bases`: the images that its new ones are based on, if they are overlays."""
 
     def __init__(
         self,
@@ -180,13 +187,15 @@ class _DomainRestoring:
         host: LocalHost,
         session: Libvirtd,
         old: Domain | None,
+        bases: SharedBases | None = None,
     ) -> None:
         self._plan, self._point, self._facts = plan, point, facts
+        self._bases = bases or SharedBases(point)
         self._host, self._session, self._old = host, session, old
         self._files = files_of(host, plan.uuid, new_qemu_id())
 
-    async def run(self, options: RestoreOptions, loading: DomainLoading) -> Restored:
-        """Run it."""
+    async def run(self, loading: DomainLoading, *, keep_macs: bool) -> Restored:
+        """Run it. Raises as `restore_domain`."""
         began_s = time.monotonic()
         pending = self._pending()
         await (self._require_new_images() if self._old is None else self._require_same())
@@ -198,11 +207,11 @@ class _DomainRestoring:
             ready_s = time.monotonic()
             if self._old is not None:
                 await self._switch(pending)
-            await to_the_end(self._started(loading, pending, lazily=not options.eager))
+            await to_the_end(self._started(loading, pending))
             ran_s = time.monotonic()
         # Left by `_settle`: the domain runs, so that the restore is finished.
         warnings = [NO_AGENT]
-        if options.name is not None and not options.keep_macs and self._facts.macs:
+        if self._plan.is_copy and not keep_macs and self._facts.macs:
             warnings.append(NEW_MACS)
         if loading.loaded_before:
             warnings.append(f"all memory was loaded before the guest ran: {loading.loaded_before}")
@@ -269,13 +278,18 @@ class _DomainRestoring:
     def _write_images(self) -> None:
         """Write disks and UEFI variables. Blocking. Raises StorageError, DamagedError."""
         for disk in self._plan.disks:
-            chunks = self._point.area(disk.area).stream()
-            self._write_image(disk.image, disk.size_bytes, chunks)
+            if disk.base is None:
+                make = partial(write_content, self._point, disk, disk.image.format)
+                self._write_image(disk.image.path, make)
+            else:
+                self._write_image(disk.base.path, partial(self._bases.write, disk))
+                self._write_image(disk.image.path, partial(write_over_base, disk))
         if (variables := self._plan.variables) is not None:
-            self._write_image(variables, variables_bytes(self._point, self._facts), ())
+            size_bytes = variables_bytes(self._point, self._facts)
+            make = partial(write_image, kind=variables.format, size_bytes=size_bytes, chunks=())
+            self._write_image(variables.path, make)
 
-    def _write_image(self, image: ImageFile, size_bytes: int, chunks: Chunks) -> None:
-        path = image.path
+    def _write_image(self, path: Path, make: Callable[[Path], None]) -> None:
         with storage_errors(f"write {path}"):
             if self._old is not None and not path.is_file():
                 raise RefusedError(
@@ -285,14 +299,12 @@ class _DomainRestoring:
                 )
             make_dir_durably(path.parent)
             proof = proof_of(path, self._files.qemu_id)
-            write_image(proof, image.format, size_bytes, chunks)
+            make(proof)
             if self._old is None:
                 take_name(proof, path)
 
-    async def _started(
-        self, loading: DomainLoading, pending: PendingDomain, *, lazily: bool
-    ) -> None:
-        await loading.start(self._session, image_of(self._host, pending), lazily=lazily)
+    async def _started(self, loading: DomainLoading, pending: PendingDomain) -> None:
+        await loading.start(self._session, image_of(self._host, pending))
         await write_down(self._host, pending.at(Phase.RUNNING))
 
     async def _switch(self, pending: PendingDomain) -> None:

@@ -9,8 +9,8 @@ it goes with the last fork. Disks are qcow2 overlays over one image each, which 
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,13 @@ from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image, write_overl
 from vmckpt.checkpoint.facts import (
     DEVICES,
     FILE,
-    RAM,
     DiskFacts,
     machine_from_json,
     own_facts,
 )
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
+from vmckpt.checkpoint.restore.fork_room import ForkRoom, load_content, room_files, room_for_all
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
     committed,
@@ -46,15 +46,13 @@ from vmckpt.checkpoint.restore.planned import (
     plan_copy,
     standing_of,
 )
-from vmckpt.checkpoint.restore.restore import load_memory
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
-from vmckpt.hosts.host import Promise
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.memory.ram_file import RamFile, give_name, unnamed
+from vmckpt.memory.ram_file import give_name, unnamed
 from vmckpt.preflight.finding import require
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
@@ -66,10 +64,10 @@ from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import IMAGES, IN_MEMORY, QemuDir, lock_path
+from vmckpt.vm.paths import IMAGES, IN_MEMORY, lock_path
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
+from vmckpt.vm.start import end_qemu, plug_taps, start_qemu, sweep
 
 # The first QEMU that accepts a read-only memory-backend-file as RAM.
 READ_ONLY_RAM = (8, 2, 0)
@@ -128,14 +126,9 @@ async def fork(
         return await _Forking(host, point, options, location, run).run()
 
 
-def _promise_files(run: str) -> QemuDir:
-    """Where a run records the memory that is reserved for its forks."""
-    return QemuDir(Path("-"), "fork", run)
-
-
 def remove_parts(host: LocalHost, run: str) -> None:
     """After a run has died: remove the disk image that it was writing. Blocking."""
-    shutil.rmtree(_promise_files(run).memory(IN_MEMORY), ignore_errors=True)
+    shutil.rmtree(room_files(run).memory(IN_MEMORY), ignore_errors=True)
     for part in (host.state_dir / IMAGES).glob(f".*.{run}"):
         part.unlink(missing_ok=True)
 
@@ -211,7 +204,9 @@ class _Forking:
         # First: loading memory takes long, and other hosts see by these locks that the names are
         # in use.
         refused = [await self._refused(one.vm.name, locks) for one in planned]
-        async with self._room_for_all(planned[0].spec):
+        spec = planned[0].spec
+        room = ForkRoom(len(planned), self._facts.memory_bytes, spec.ram_dir, spec.overcommit)
+        async with room_for_all(self._host, self._run_name, self._point, room):
             await self._make_base(planned[0])
         state = await in_thread(partial(self._point.blob, DEVICES))
         ready: list[_Ready] = []
@@ -243,28 +238,6 @@ class _Forking:
                 remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
                 "--as NAME",
             )
-
-    @asynccontextmanager
-    async def _room_for_all(self, spec: Spec) -> AsyncIterator[None]:
-        """Reserve what they share and what each may write, until the former is there.
-
-        Then each reserves its own. Raises RefusedError.
-        """
-        ram = self._point.manifest.area(RAM)
-        shared = ram.chunks * ram.chunk_bytes if ram else 0
-        needed = shared + len(self._options.names) * self._facts.memory_bytes
-        files = _promise_files(self._run_name)
-        try:
-            for ram_dir in {spec.ram_dir, IN_MEMORY}:
-                await self._host.make_private_dir(files.memory(ram_dir))
-            promise = Promise(files.promised, needed, files.ram(spec.ram_dir), False, holder="")
-            found = await self._host.promise_memory(promise, overcommit=spec.overcommit)
-            if not found.is_given:
-                raise no_room(self._host, needed, spec.ram_dir, found)
-            yield
-        finally:
-            for ram_dir in {spec.ram_dir, IN_MEMORY}:
-                await finish(self._host.remove(files.memory(ram_dir)))
 
     async def _with_warnings(self, fork: Forked, planned: PlannedRestore) -> Forked:
         """The outcome, once the guest was informed as far as possible."""
@@ -300,12 +273,7 @@ class _Forking:
 
     def _fill(self) -> None:
         """Load the checkpoint's memory into a sparse file. Blocking."""
-        os.truncate(self._ram, self._facts.memory_bytes)
-        ram = RamFile(self._ram)
-        try:
-            load_memory(ram, self._point.area(RAM))
-        finally:
-            ram.close()
+        load_content(self._ram, self._point, self._facts.memory_bytes)
 
     async def _refused(self, name: str, locks: AsyncExitStack) -> str:
         """Reserve the name for the block; returns why that failed, in words."""

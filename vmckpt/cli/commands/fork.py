@@ -68,15 +68,16 @@ def _instant(what: str, store: str | None, key: "KeySource | None") -> "Catalogu
 
     Raises NotFoundError when there is neither.
     """
-    from vmckpt.checkpoint.operate import take_to_fork
-    from vmckpt.cli.found import find_own
+    from vmckpt.checkpoint.operate import to_fork
+    from vmckpt.cli.found import find as find_vm
     from vmckpt.errors import NotFoundError
 
     try:
         return find(what, store, key)
     except NotFoundError as no_checkpoint:
         try:
-            vm = run(find_own(what, "fork"))
+            vm = run(find_vm(what))
         except NotFoundError:
             raise no_checkpoint from None
-    return find(run(take_to_fork(vm, store, key)), store, key)
+    taken = run(vm.checkpoint(store, to_fork(vm.name), lambda _: None, key))
+    return find(taken.id, store, key)

@@ -34,7 +34,8 @@ class _Piece(NamedTuple):
 def held_by_files(pid: int, span: Span) -> list[Span]:
     """The addresses in `span` at which files hold something, ascending.
 
-    Raises OSError: the process is gone or not ours; ENOENT: it has closed the file.
+    Raises OSError: the process is gone or not ours; ENOENT: it has closed the file, and this
+    process is not privileged.
     """
     found = list[Span]()
     for piece in _pieces(pid, span):
@@ -59,6 +60,10 @@ def _pieces(pid: int, span: Span) -> Iterator[_Piece]:
 
 def _opened(pid: int, piece: _Piece) -> int:
     """A descriptor for its file, which may no longer have a name."""
+    # Only a privileged process may use this way, and only an open file is found in the other one.
+    with suppress(PermissionError, FileNotFoundError):
+        mapped = f"/proc/{pid}/map_files/{piece.start:x}-{piece.end:x}"
+        return os.open(mapped, os.O_RDONLY | os.O_CLOEXEC)
     by_name = ""
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from shlex import quote
 
 from vmckpt.deadlines import retry
@@ -21,10 +22,13 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, inspect_end
 from vmckpt.migrate.domains.whereabouts import EndState
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
+from vmckpt.sequence.steps import all_of
+from vmckpt.vm.backing import base_of_its_own
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.images import remove_own
 
 # How long a source may take to notice that the domain has gone: libvirt holds its locks for 30 s.
 FORGET_S = 60.0
@@ -87,7 +91,10 @@ async def leave_on_destination(
         if journal.disks:
             await _keep(journal, note)
     try:
+        paths = [Path(disk.source) for disk in journal.disks if not disk.keep]
+        bases = await all_of(base_of_its_own(source, path) for path in paths)
         await hand_over_files(source, destination, journal.run, journal.disks, note)
+        await remove_own(source, [base for base in bases if base is not None])
         # They must never be removed again: the domain may return to where they were.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:

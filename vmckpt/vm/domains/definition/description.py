@@ -51,7 +51,8 @@ class Description(NamedTuple):
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
     host; `huge_pages`: its memory is in the host's pool of huge pages; `guest_agent`: it has a port
-    for the agent in the guest; `private_memory`: its memory is its QEMU's alone, in no file.
+    for the agent in the guest; `private_memory`: its memory is its QEMU's alone, in no file;
+    `reports_free_pages`: what its guest frees reads as zeroes until the guest uses it again.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Description(NamedTuple):
     huge_pages: bool
     guest_agent: bool
     private_memory: bool
+    reports_free_pages: bool
     heartbeat_id: int | None
 
     @property
@@ -110,6 +112,7 @@ def parse_domain(xml: str) -> Description:
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             huge_pages=root.find("memoryBacking/hugepages") is not None,
             private_memory=root.find("memoryBacking") is None and root.find("cpu/numa") is None,
+            reports_free_pages=root.find("devices/memballoon[@freePageReporting='on']") is not None,
             guest_agent=root.find(_AGENT) is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )

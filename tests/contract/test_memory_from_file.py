@@ -1,0 +1,154 @@
+"""A process's memory gets the content of a file, which it shares until it writes."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_userfaultfd import CONFINED
+from vmckpt.memory.missing_pages import AnonymousRam
+from vmckpt.memory.private.backing import held_by_files
+from vmckpt.memory.private.from_file import give_content
+from vmckpt.memory.process_call import map_there
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may trace another user's process"),
+]
+SIZE, PAGE = 4 << 20, 4096
+NOBODY = "65534"
+# Has memory full of "a". Then, for each line: the content of two pages; a line "w" writes one.
+HOLDER = """
+import ctypes, mmap, sys
+ram = mmap.mmap(-1, int(sys.argv[1]), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+ram[:] = b"a" * len(ram)
+print(ctypes.addressof(ctypes.c_char.from_buffer(ram)), flush=True)
+for line in sys.stdin:
+    if line == "w\\n":
+        ram[:4096] = b"w" * 4096
+    print(ram[:4096].hex(), ram[4096:8192].hex(), flush=True)
+"""
+
+
+class Holder:
+    """The process; `ram` is where its memory is."""
+
+    def __init__(self, child: "subprocess.Popen[str]") -> None:
+        self.child, self.pid = child, child.pid
+        self.ram = AnonymousRam(int(self._line()), SIZE)
+
+    def _line(self) -> str:
+        assert self.child.stdout
+        return self.child.stdout.readline()
+
+    def pages(self, word: str = "r") -> list[bytes]:
+        assert self.child.stdin
+        self.child.stdin.write(f"{word}\n")
+        self.child.stdin.flush()
+        return [bytes.fromhex(one) for one in self._line().split()]
+
+    @property
+    def flags(self) -> set[str]:
+        text = Path(f"/proc/{self.pid}/smaps").read_text()
+        return set(
+            text.split(f"\n{self.ram.start:x}-")[1].split("VmFlags:")[1].split("\n")[0].split()
+        )
+
+
+@contextmanager
+def holder(*become: str) -> Iterator[Holder]:
+    words = [*become, sys.executable, "-I", "-S", "-c", HOLDER.replace("\\\\", "\\"), str(SIZE)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as child:
+        try:
+            yield Holder(child)
+        finally:
+            child.kill()
+
+
+@pytest.fixture
+def content() -> Iterator[Path]:
+    """A file in a directory of its own that no other user may enter."""
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        path = directory / "ram"
+        path.touch(0o600)
+        path.write_bytes(secrets.token_bytes(PAGE))
+        os.truncate(path, SIZE)
+        yield path
+    finally:
+        shutil.rmtree(directory)
+
+
+def is_private(path: Path) -> bool:
+    modes = [one.stat().st_mode & 0o777 for one in (path.parent, path)]
+    return modes == [0o700, 0o600] and path.stat().st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize("become", [(), ("setpriv", f"--reuid={NOBODY}", "--clear-groups")])
+def test_the_content_is_the_files_until_it_is_written(content: Path, become: list[str]) -> None:
+    first = content.read_bytes()[:PAGE]
+    with holder(*become) as one, holder(*become) as two:
+        for each in (one, two):
+            assert each.pages() == [b"a" * PAGE] * 2
+            give_content(each.pid, each.ram, content)
+            assert is_private(content)
+            assert each.pages() == [first, bytes(PAGE)]
+            assert {"dc", "dd"} <= each.flags  # as QEMU has it
+            assert sorted(os.listdir(f"/proc/{each.pid}/fd")) == ["0", "1", "2"]
+        assert one.pages("w") == [b"w" * PAGE, bytes(PAGE)]
+        assert two.pages() == [first, bytes(PAGE)]
+        assert content.read_bytes()[:PAGE] == first
+        # What it only read is found as well, though nothing has the file open.
+        content.unlink()
+        span = one.ram.start, one.ram.start + SIZE
+        assert held_by_files(one.pid, span) == [(span[0], span[0] + 2 * PAGE)]
+
+
+@pytest.mark.parametrize(("call", "name"), [(2, "open"), (9, "mmap"), (28, "madvise")])
+def test_a_filter_that_forbids_it_is_read_and_nothing_was_changed(
+    content: Path, call: int, name: str
+) -> None:
+    command = [sys.executable, "-c", CONFINED, "1", str(call), "-sandbox", "on"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == b"ready\n"
+            with pytest.raises(OSError, match=f"does not allow {name}"):
+                give_content(child.pid, AnonymousRam(1 << 30, SIZE), content)
+            assert child.poll() is None
+        finally:
+            child.kill()
+    assert is_private(content)
+
+
+def test_a_process_that_does_not_see_the_file_keeps_its_memory(content: Path) -> None:
+    """As a QEMU whose libvirtd gave it a /dev of its own."""
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    script = 'mount -t tmpfs none /dev/shm && exec "$@"'
+    with holder(*apart, script, "sh") as one:
+        with pytest.raises(FileNotFoundError):
+            give_content(one.pid, one.ram, content)
+        assert one.pages() == [b"a" * PAGE] * 2
+    assert is_private(content)
+
+
+def test_one_that_has_ended_has_no_memory(content: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    with pytest.raises(FileNotFoundError):
+        give_content(child.pid, AnonymousRam(1 << 30, SIZE), content)
+    assert is_private(content)
+
+
+def test_a_path_that_has_no_room_below_the_stack_is_refused() -> None:
+    with pytest.raises(OSError, match="name too long"):
+        map_there(1, Path("/" + "x" * 900), (0, PAGE), ())

@@ -1,0 +1,81 @@
+"""Give a process's private memory the content of a file: a page is the file's until it is written.
+
+So processes that have the same content share its memory. The process itself opens and maps the
+file; for that moment its user may read it, and pass through its directory.
+"""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vmckpt.memory.process_call import be_undisturbed, map_there
+
+if TYPE_CHECKING:
+    from vmckpt.memory.missing_pages import AnonymousRam
+
+# Of madvise(2), as QEMU has it for a guest's RAM: no copy in children, none in core dumps.
+_DONTFORK, _DONTDUMP = 10, 16
+_PASSABLE, _PRIVATE_DIR, _READABLE, _PRIVATE = 0o711, 0o700, 0o400, 0o600
+
+
+def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
+    """The memory has the content of the file at `path` from now on. Blocking.
+
+    The file and its directory are this user's and private. Raises OSError: the memory is as it was,
+    or the process has ended.
+    """
+    user = _user_of(pid)
+    words = [str(pid), str(path), str(ram.start), str(ram.size_bytes)]
+    try:
+        path.chmod(_READABLE)
+        os.chown(path, user, -1)
+        path.parent.chmod(_PASSABLE)
+        child = subprocess.run(
+            [sys.executable, "-I", "-m", "vmckpt.memory.private.from_file", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            check=False,
+        )
+    finally:
+        path.parent.chmod(_PRIVATE_DIR)
+        os.chown(path, os.geteuid(), -1)
+        path.chmod(_PRIVATE)
+    code, _, why = child.stdout.strip().partition(" ")
+    if not code:
+        raise ChildProcessError(
+            errno.ECHILD, f"the child that traces it ended with {child.returncode}"
+        )
+    if code != "0":
+        raise OSError(int(code), why)
+
+
+def main() -> None:
+    """Do what the arguments say, answer, end."""
+    be_undisturbed()
+    pid, path, start, size_bytes = sys.argv[1:]
+    span = int(start), int(start) + int(size_bytes)
+    try:
+        map_there(int(pid), Path(path), span, (_DONTFORK, _DONTDUMP))
+    except OSError as exc:
+        answer = f"{exc.errno} {exc.strerror}"
+    else:
+        answer = "0"
+    sys.stdout.write(answer)
+
+
+def _user_of(pid: int) -> int:
+    """The user by whom the process opens files. Raises OSError: it has ended."""
+    # In its name, which may be any bytes, newlines are escaped.
+    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[4])
+    raise ProcessLookupError(errno.ESRCH, "the process has ended")
+
+
+if __name__ == "__main__":
+    main()
