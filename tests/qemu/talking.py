@@ -28,10 +28,19 @@ def guests(*names: str, memory: str = "128M", disk: str | None = None) -> list[L
 async def talking(
     made: World, homes: Mapping[str, str], every: Sequence[LabGuest], rate: int
 ) -> AsyncIterator[dict[str, GuestControl]]:
-    """Each says `rate` messages a second to each other one, over UDP and TCP, for the block."""
-    controls = {}
+    """Run them; each says `rate` messages a second to each other one, over UDP and TCP."""
     for guest in every:
         await asyncio.to_thread(made.run_guest, guest, homes[guest.name])
+    async with conversing(made, every, rate) as controls:
+        yield controls
+
+
+@asynccontextmanager
+async def conversing(
+    made: World, every: Sequence[LabGuest], rate: int
+) -> AsyncIterator[dict[str, GuestControl]]:
+    """The same with guests that run already, for the block."""
+    controls = {}
     try:
         for guest in every:
             controls[guest.name] = await guest.control(made.lab)

@@ -139,15 +139,16 @@ def log(machines: Machines, host: str) -> Path:
 
 def qemus(machines: Machines, host: str) -> list[ProcessId]:
     """The QEMUs of the domain that live on a host, whatever its libvirtd knows of them."""
-    return _on(machines, host, find_by_argument(f"-name\0guest={GUEST.name},"))
+    return on_host(machines, host, find_by_argument(f"-name\0guest={GUEST.name},"))
 
 
 def libvirtds(machines: Machines, host: str) -> list[ProcessId]:
     """A host's libvirtd."""
-    return _on(machines, host, find_by_argument("libvirtd\0--listen"))
+    return on_host(machines, host, find_by_argument("libvirtd\0--listen"))
 
 
-def _on(machines: Machines, host: str, processes: list[ProcessId]) -> list[ProcessId]:
+def on_host(machines: Machines, host: str, processes: list[ProcessId]) -> list[ProcessId]:
+    """Those of the processes that are a host's."""
     home = _network(machines.lab.host(host).holder.pid)
     return [process for process in processes if _network(process.pid) == home]
 

@@ -127,17 +127,21 @@ async def _take(job: Job[Take, TakenCheckpoint]) -> TakenCheckpoint:
     def step(text: str) -> None:
         job.emit(Note(0.0, STEP, text))
 
-    if request.domain:
-        from vmckpt.checkpoint.domains.take import take_domain
+    path, is_domain = request.store.path, bool(request.domain)
+    if not is_domain:
+        vm = await require_at_home(job.host, job.vm)
+        if request.wish.kind == FILE:
+            return await take_whole(vm, path, request.wish, step, access)
+    async with _joined(job, request.held_s, stays_paused=is_domain) as member:
+        if is_domain:
+            from vmckpt.checkpoint.domains.take import take_domain
 
-        return await take_domain(
-            job.host, request.domain, request.store.path, request.wish, tell=step, access=access
-        )
-    vm = await require_at_home(job.host, job.vm)
-    if request.wish.kind == FILE:
-        return await take_whole(vm, request.store.path, request.wish, step, access)
-    async with _joined(job, request.held_s) as member:
-        taken = await take.take(vm, request.store.path, request.wish, step, access, member=member)
+            source = path, access
+            taken = await take_domain(
+                job.host, request.domain, source, request.wish, tell=step, member=member
+            )
+        else:
+            taken = await take.take(vm, path, request.wish, step, access, member=member)
         member.send("committed", result=taken.to_json())
     return taken
 
@@ -155,7 +159,7 @@ async def _restore(job: Job[Restore, Restored]) -> None:
         if job.request.is_domain:
             from vmckpt.checkpoint.domains.restore import restore_domain
 
-            await restore_domain(job.host, source, job.request.wish, running)
+            await restore_domain(job.host, source, job.request.wish, running, member=member)
             return
         await restore.restore(job.host, source, job.request.wish, running, member=member)
 
@@ -187,12 +191,14 @@ def _begin() -> None:
 
 
 @asynccontextmanager
-async def _joined(job: Job[Any, Any], held_s: float | None) -> AsyncIterator[Member | Alone]:
-    """Join the group, if any; report errors to its head."""
+async def _joined(
+    job: Job[Any, Any], held_s: float | None, *, stays_paused: bool = False
+) -> AsyncIterator[Member | Alone]:
+    """Join the group, if any; report errors to its head. `stays_paused`: see `MemberHost`."""
     if held_s is None:
         yield ALONE
         return
-    async with joined(job.files.control, held_s) as member:
+    async with joined(job.files.control, held_s, stays_paused=stays_paused) as member:
         try:
             yield member
         except (VmckptError, OSError) as exc:

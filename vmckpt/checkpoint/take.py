@@ -25,7 +25,7 @@ from vmckpt.checkpoint.facts import (
     DomainFacts,
     machine_to_json,
 )
-from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Stopped
+from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Output
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
@@ -36,7 +36,7 @@ from vmckpt.epoch.capture import Capture, Pausing, capturing
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch
 from vmckpt.epoch.guarding import guard_command
-from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
+from vmckpt.epoch.output import BriefHold, HeldOutput, StaysPaused, brief_holds
 from vmckpt.epoch.ram import memory_errors, require_ram
 from vmckpt.errors import (
     OperationFailedError,
@@ -354,11 +354,18 @@ class Taking:
         return epoch, unix_s
 
     async def _epoch(self, capture: Capture) -> Epoch:
-        output = partial(BriefHold, self._monitor, netdevs(self._vm))
+        def output(most_s: float) -> Output:
+            if self._domain is not None:
+                return StaysPaused()
+            return BriefHold(self._monitor, netdevs(self._vm), most_s)
 
-        async def together(hold: Hold, stopped: Stopped | None) -> Epoch:
+        async def together(hold: Hold | None) -> Epoch:
             also = self._disks.in_pause
-            return await capture.epoch(0, also=also, before=hold, at_stop=stopped)
+            if hold is None:
+                return await capture.epoch(0, also=also)
+            return await capture.epoch(
+                0, also=also, before=hold.begin, at_stop=hold.stopped, may_run=hold.may_run
+            )
 
         return await self._member.cut(output, self._tell_guard, together)
 

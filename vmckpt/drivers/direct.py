@@ -10,6 +10,8 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.checkpoint.jobs import Take
+    from vmckpt.checkpoint.operate import StoreJob
     from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
@@ -218,6 +220,20 @@ class DirectVm(NamedTuple):
         from vmckpt.checkpoint.operate import create
 
         return await create(self.vm, store, options, tell, key)
+
+    async def taking(
+        self, store: str | None, options: "TakeOptions", key: "KeySource | None"
+    ) -> "StoreJob[Take, TakenCheckpoint]":
+        """See `Driver`."""
+        from vmckpt.checkpoint.operate import taking
+
+        return await taking(self.vm, store, options, key)
+
+    def group_notes(self) -> list[str]:
+        """See `Driver`."""
+        if self.vm.spec.nics:
+            return []
+        return [f"{self.name} has no network: there is no output to hold"]
 
     async def require_replaceable(self, what: str) -> None:
         """See `Driver`."""

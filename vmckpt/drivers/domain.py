@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.domain_snapshots import LibvirtSnapshot
+    from vmckpt.checkpoint.jobs import Take
+    from vmckpt.checkpoint.operate import StoreJob
     from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
@@ -27,9 +29,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.domains.inventory import Domain
 
 # What vmckpt does only with VMs that it runs.
-OwnOnly = Literal[
-    "autostart", "devices", "edit", "export", "group", "network", "replicate", "other"
-]
+OwnOnly = Literal["autostart", "devices", "edit", "export", "network", "replicate", "other"]
 _OWN_SPEC = (
     "shut {name} down, and run its disks from a spec of vmckpt's own: vmckpt vm run SPEC.toml; "
     "docs/spec.md says what a spec has"
@@ -39,10 +39,6 @@ _INSTEAD: dict[OwnOnly, tuple[str, str]] = {
     "devices": ("libvirt manages its devices", "on {host}: virsh dumpxml {name}"),
     "edit": ("libvirt has its definition", "on {host}: virsh edit {name}"),
     "export": ("libvirt has its definition", "on {host}: virsh dumpxml {name}"),
-    "group": (
-        "the output of a group's VMs is held, which vmckpt does only in QEMUs of its own",
-        f"take its checkpoint alone: vmckpt checkpoint create {{name}}; or {_OWN_SPEC}",
-    ),
     "network": ("libvirt manages its NICs", "on {host}: virsh domif-setlink {name} NIC up|down"),
     "replicate": (
         "an epoch needs the memory and the monitor of a QEMU of vmckpt's own",
@@ -198,6 +194,21 @@ class LibvirtDomain:
 
         return await create(self.domain, store, options, tell, key)
 
+    async def taking(
+        self, store: str | None, options: "TakeOptions", key: "KeySource | None"
+    ) -> "StoreJob[Take, TakenCheckpoint]":
+        """See `Driver`."""
+        from vmckpt.checkpoint.domains.operate import taking
+
+        return await taking(self.domain, store, options, key)
+
+    def group_notes(self) -> list[str]:
+        """See `Driver`."""
+        from vmckpt.checkpoint.domains.operate import TAINTED
+
+        paused = "is paused until all others are: the output of a domain cannot be held"
+        return [f"{self.name}: {TAINTED}", f"{self.name} {paused}"]
+
     async def require_replaceable(self, what: str) -> None:
         """See `Driver`."""
         from vmckpt.preflight.domains.replaceable import require_replaceable
@@ -268,7 +279,7 @@ async def info(domain: "Domain") -> VmInfo:
         ended=None,
         adopted=False,
         started_by="libvirt",
-        cannot=("group", "replicate"),
+        cannot=("replicate",),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
         guest_agent=what.guest_agent,

@@ -10,6 +10,8 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.checkpoint.jobs import Take
+    from vmckpt.checkpoint.operate import StoreJob
     from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
     from vmckpt.events.types import Emit
     from vmckpt.forecast.measure.dirty_rate import DirtyRate
@@ -184,6 +186,14 @@ class Driver(Protocol):
         key: "KeySource | None",
     ) -> "TakenCheckpoint":
         """Take a checkpoint while it runs, into that store or its host's own."""
+
+    async def taking(
+        self, store: str | None, options: "TakeOptions", key: "KeySource | None"
+    ) -> "StoreJob[Take, TakenCheckpoint]":
+        """The job that takes a checkpoint, for a group."""
+
+    def group_notes(self) -> list[str]:
+        """What to know of it before it takes part in a group, in words."""
 
     async def require_replaceable(self, what: str) -> None:
         """Return if a restore may put a checkpoint of it in its place, with nothing lost.

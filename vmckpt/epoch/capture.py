@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from vmckpt.epoch.devices import Devices, devices_of, ram_blocks
@@ -201,6 +202,7 @@ class Capture:
         at_stop: Callable[[], None] | None = None,
         also: InPause | None = None,
         before: InPause | None = None,
+        may_run: Callable[[], Awaitable[object]] | None = None,
     ) -> Epoch:
         """Everything that changed since the last pass, at one moment; output moves to the next
         buffer.
@@ -208,13 +210,14 @@ class Capture:
         `at_stop` is called at that moment, and its errors are raised; `also` returns commands for
         the same pause, after the devices were saved. (By a migration, unless `saves_devices`: QEMU
         has then released its disks.) `before` returns commands that are sent together with the
-        stop, and executed before it. Without `resume_guest` the guest stays paused. Raises
-        StandsStillError: it is not running; OperationFailedError: QEMU does not deliver the state
-        of its devices.
+        stop, and executed before it. The guest is resumed when all is done and `may_run` returns;
+        without `resume_guest` it stays paused. Raises StandsStillError: it is not running;
+        OperationFailedError: QEMU does not deliver the state of its devices.
         """
         first = (lambda: [self._require_running(), *before()]) if before else None
         if self.saves_devices():
-            return await self._saved(number, at_stop, also, first, resume_guest=resume_guest)
+            resumed = partial(self._resume_when, may_run) if resume_guest else None
+            return await self._saved(number, at_stop, also, first, resumed)
         await self._require_running()
         async with device_migration(self._monitor) as migration:
             with in_real_time(self._pid):
@@ -228,6 +231,8 @@ class Capture:
                     elif self._devices.can_be_learned():
                         saved = asyncio.ensure_future(self._devices.save())
                         await self._devices.learn(device_state, saved)
+                    if may_run is not None:
+                        await may_run()
                 except BaseException as exc:
                     await finish(self._let_run_after(exc))
                     raise
@@ -242,8 +247,7 @@ class Capture:
         at_stop: Callable[[], None] | None,
         also: InPause | None,
         first: InPause | None,
-        *,
-        resume_guest: bool,
+        resumed: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> Epoch:
         """An epoch whose devices are saved, not migrated, so that `cont` is always accepted.
 
@@ -251,7 +255,7 @@ class Capture:
         for it. If the guest stays paused there is no next epoch.
         """
         steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch()]
-        if first is None and resume_guest:
+        if first is None and resumed:
             await asyncio.gather(self._require_running(), *steps)
             steps = []
         elif first is None:
@@ -261,7 +265,7 @@ class Capture:
                 began_s = time.perf_counter()
                 steps.append(self._devices.save())
                 pages, pause, devices = await self._take(
-                    began_s, at_stop, steps, also, first, resume_guest=resume_guest
+                    began_s, at_stop, steps, also, first, resumed=resumed
                 )
                 paused_s = time.perf_counter() - began_s
             head = await self._devices.head()
@@ -273,6 +277,11 @@ class Capture:
     async def resume(self) -> None:
         """Resume the guest if it does not run."""
         await resume(self._monitor)
+
+    async def _resume_when(self, may_run: Callable[[], Awaitable[object]] | None) -> None:
+        if may_run is not None:
+            await may_run()
+        await self.resume()
 
     async def release(self) -> None:
         """Release the output of the epochs captured so far: they are safe."""
@@ -286,12 +295,12 @@ class Capture:
         also: InPause | None = None,
         first: InPause | None = None,
         *,
-        resume_guest: bool = False,
+        resumed: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> tuple[Pages, Pause, Any]:
         """Send all commands at once, to be executed in order: fewer round trips in the pause.
 
-        Returns the result of the last of `steps`. The guest resumes when they are done and
-        everything is copied.
+        Returns the result of the last of `steps`. `resumed` resumes the guest when they are done
+        and everything is copied.
         """
         before = [asyncio.ensure_future(step) for step in (first() if first else ())]
         stop = asyncio.ensure_future(commands.stop(self._monitor))
@@ -310,8 +319,8 @@ class Capture:
             self._devices.take_memory()
             await self._devices.list_memory()
             copied_s = time.perf_counter()
-            if resume_guest:
-                rest.append(asyncio.ensure_future(self.resume()))
+            if resumed is not None:
+                rest.append(asyncio.ensure_future(resumed()))
             self._hot.found(spans)
         finally:
             # Whatever happens, none of these may still be pending when the guest continues.

@@ -136,6 +136,8 @@ class BriefHold:
     have left.
     """
 
+    pauses_guest = False
+
     def __init__(self, monitor: Monitor, netdevs: Sequence[str], most_s: float) -> None:
         self._monitor, self._most_s = monitor, most_s
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
@@ -159,6 +161,25 @@ class BriefHold:
         names = await commands.query_objects(self._monitor)
         mine = [name for name in names if name.startswith(_BRIEF)]
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in mine))
+
+
+class StaysPaused:
+    """In place of a hold: the guest stays paused until its output may leave.
+
+    Where QEMU's filters cannot be used: a domain's back ends are libvirt's, and may be vhost's.
+    """
+
+    pauses_guest = True
+
+    def begin(self) -> list[Coroutine[Any, Any, None]]:
+        """There is nothing to hold."""
+        return []
+
+    async def release(self) -> None:
+        """The guest is resumed by who paused it."""
+
+    async def release_all(self) -> None:
+        """The guest is resumed by who paused it."""
 
 
 def brief_holds(netdevs: Sequence[str]) -> list[str]:

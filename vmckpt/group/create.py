@@ -7,8 +7,9 @@ from typing import Any
 
 from vmckpt.checkpoint.group.member import TOGETHER_S
 from vmckpt.checkpoint.jobs import Take
-from vmckpt.checkpoint.operate import StoreJob, taking
+from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
+from vmckpt.drivers.driver import Driver
 from vmckpt.errors import UsageError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut
 from vmckpt.group.journal import GroupJournal, Part, groups_dir, led, settle
@@ -18,7 +19,6 @@ from vmckpt.hosts.processes.deadman import armed
 from vmckpt.hosts.processes.process import own_command
 from vmckpt.sequence.steps import all_of, to_the_end
 from vmckpt.store.sealing.keys import KeySource
-from vmckpt.vm.inventory import Vm
 
 Tell = Callable[[str], None]
 LEAST_HELD_S, USUAL_HELD_S, MOST_HELD_S = 0.02, 0.25, 5.0
@@ -35,7 +35,7 @@ class GroupOptions:
 
 
 async def create(
-    vms: Sequence[Vm], options: GroupOptions, tell: Tell, key: KeySource | None = None
+    vms: Sequence[Driver], options: GroupOptions, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Take the checkpoints; returns the result. Every guest continues, whatever happens.
 
@@ -51,9 +51,8 @@ async def create(
             remedy="leave out --max-hold: 250 ms do where hosts answer",
         )
     works = await all_of(_work(vm, options, key) for vm in vms)
-    for vm in vms:
-        if not vm.spec.nics:
-            tell(f"{vm.name} has no network: there is no output to hold")
+    for note in (note for vm in vms for note in vm.group_notes()):
+        tell(note)
     group_id = secrets.token_hex(8)
     await local_host().make_dir(groups_dir())
     switch = [*own_command(), "settle-groups"]
@@ -74,10 +73,10 @@ def require_group(names: Sequence[str]) -> None:
 
 
 async def _work(
-    vm: Vm, options: GroupOptions, key: KeySource | None
+    vm: Driver, options: GroupOptions, key: KeySource | None
 ) -> StoreJob[Take, TakenCheckpoint]:
     wish = replace(options.wish, name=f"{options.name}.{vm.name}")
-    work = await taking(vm, options.store, wish, key)
+    work = await vm.taking(options.store, wish, key)
     return work._replace(held_s=options.most_held_s)
 
 

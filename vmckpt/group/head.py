@@ -7,7 +7,7 @@ silent or late aborts it for all. Members protect themselves against a dead head
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from vmckpt.checkpoint.group.line import Line, given_up
 from vmckpt.checkpoint.group.member import FAILED, TOGETHER_S, VOID
@@ -29,6 +29,7 @@ class _MemberFailed(TypedDict):
 class _MemberPrepared(TypedDict):
     machine: str
     processors: int
+    stays_paused: NotRequired[bool]
 
 
 class _MemberHeld(TypedDict):
@@ -156,7 +157,12 @@ async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) 
     tell("all are ready")
     answers_s = await head.ask_all("set", TOGETHER_S)
     sites = {
-        vm: MemberSite(message["machine"], message["processors"], answers_s[vm])
+        vm: MemberSite(
+            message["machine"],
+            message["processors"],
+            answers_s[vm],
+            message.get("stays_paused", False),
+        )
         for vm, message in prepared.items()
     }
     with in_real_time():

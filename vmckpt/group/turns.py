@@ -17,11 +17,15 @@ _HELD_SHARE = 4
 
 
 class MemberSite(NamedTuple):
-    """A member's machine, how many processors it has, and how fast it answers."""
+    """A member's machine, how many processors it has, and how fast it answers.
+
+    `stays_paused`: its guest is paused until the last turn is over.
+    """
 
     machine: str
     processors: int
     answer_s: float
+    stays_paused: bool = False
 
 
 def turns(sites: Mapping[str, MemberSite], most_held_s: float) -> list[list[str]]:
@@ -43,4 +47,5 @@ def _rows(
     word_s = min(sites[vm].answer_s for vm in vms)
     most_turns = max(int(most_held_s / _HELD_SHARE / max(word_s, 1e-6)), 1)
     wide = max(processors // _SHARE, -(-len(vms) // most_turns), 1)
+    vms = sorted(vms, key=lambda vm: sites[vm].stays_paused)  # these last: they wait for others
     return [vms[first::wide] for first in range(min(wide, len(vms)))]

@@ -35,6 +35,15 @@ async def create(
     key: KeySource | None = None,
 ) -> TakenCheckpoint:
     """Take a checkpoint of the domain, on its host. Raises as `take.take_domain`."""
+    work = await taking(domain, given, options, key)
+    tell(TAINTED)
+    return await have_done(work, tell)
+
+
+async def taking(
+    domain: Domain, given: str | None, options: TakeOptions, key: KeySource | None = None
+) -> StoreJob[Take, TakenCheckpoint]:
+    """The job that takes a checkpoint. Raises RefusedError, NotFoundError, HostDownError."""
     name, host = domain.name, domain.host
     if options.kind != EPOCH:
         raise RefusedError(
@@ -56,5 +65,4 @@ async def create(
     def request(store: StoreRequest, held_s: float | None) -> Take:
         return Take(store, options, held_s, domain.uuid)
 
-    tell(TAINTED)
-    return await have_done(StoreJob(CHECKPOINT, host, name, request, location, access), tell)
+    return StoreJob(CHECKPOINT, host, name, request, location, access)

@@ -36,6 +36,7 @@ from vmckpt.checkpoint.domains.record import (
 from vmckpt.checkpoint.domains.save_image import variables_bytes
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
+from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.making import proof_of, take_name
 from vmckpt.checkpoint.restore.planned import standing_of
@@ -47,6 +48,7 @@ from vmckpt.errors import (
     NotFoundError,
     RefusedError,
     StorageError,
+    VmckptError,
 )
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
@@ -77,11 +79,13 @@ async def restore_domain(
     source: CheckpointSource,
     options: RestoreOptions,
     running: Callable[[Restored], None],
+    *,
+    member: Member | Alone = ALONE,
 ) -> None:
     """Restore it; `running` is called when the guest runs.
 
-    Raises RefusedError, NotFoundError, BusyError, LibvirtRefusedError, StorageError: nothing was
-    changed.
+    A `member` is restored together with the others of its group. Raises RefusedError,
+    NotFoundError, BusyError, LibvirtRefusedError, StorageError: nothing was changed.
     """
     async with reading(source.location, source.checkpoint, source.secret) as point:
         facts = usable_facts(point.manifest)
@@ -91,7 +95,7 @@ async def restore_domain(
         async with entitled(plan, RESTORE, host, in_place=options.in_place) as (session, old):
             loading = DomainLoading(plan, point, facts, memory)
             work = DomainRestoring(plan, point, facts, host=host, session=session, old=old)
-            restored = await work.run(loading, keep_macs=options.keep_macs)
+            restored = await work.run(loading, keep_macs=options.keep_macs, member=member)
             warnings = await recorded(host, plan.uuid, point.manifest, source.location)
             running(replace(restored, warnings=(*restored.warnings, *warnings)))
             await to_the_end(loading.complete())
@@ -194,7 +198,9 @@ class DomainRestoring:
         self._host, self._session, self._old = host, session, old
         self._files = files_of(host, plan.uuid, new_qemu_id())
 
-    async def run(self, loading: DomainLoading, *, keep_macs: bool) -> Restored:
+    async def run(
+        self, loading: DomainLoading, *, keep_macs: bool, member: Member | Alone = ALONE
+    ) -> Restored:
         """Run it. Raises as `restore_domain`."""
         began_s = time.monotonic()
         pending = self._pending()
@@ -207,7 +213,10 @@ class DomainRestoring:
             ready_s = time.monotonic()
             if self._old is not None:
                 await self._switch(pending)
-            await to_the_end(self._started(loading, pending))
+            # An old guest is in libvirt's file by now: to write that takes longer than others wait.
+            await member.all_ready()
+            await member.all_switched()
+            await to_the_end(self._started(loading, pending, member))
             ran_s = time.monotonic()
         # Left by `_settle`: the domain runs, so that the restore is finished.
         warnings = [NO_AGENT]
@@ -303,8 +312,15 @@ class DomainRestoring:
             if self._old is None:
                 take_name(proof, path)
 
-    async def _started(self, loading: DomainLoading, pending: PendingDomain) -> None:
+    async def _started(
+        self, loading: DomainLoading, pending: PendingDomain, member: Member | Alone
+    ) -> None:
         await loading.start(self._session, image_of(self._host, pending))
+        try:
+            await member.all_running()
+        except VmckptError:
+            await finish(self._session.destroy(pending.uuid))
+            raise
         await write_down(self._host, pending.at(Phase.RUNNING))
 
     async def _switch(self, pending: PendingDomain) -> None:

@@ -20,6 +20,7 @@ from vmckpt.checkpoint.domains.settle import (
     settle,
 )
 from vmckpt.checkpoint.facts import DomainFacts
+from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
 from vmckpt.checkpoint.store_thread import store_thread
 from vmckpt.checkpoint.take import Taking
@@ -48,15 +49,16 @@ from vmckpt.vm.domains.running import as_vm, domain_dir
 async def take_domain(
     host: Host,
     uuid: str,
-    location: str,
+    store: tuple[str, Access],
     options: TakeOptions,
     *,
     tell: Callable[[str], None],
-    access: Access,
+    member: Member | Alone = ALONE,
 ) -> TakenCheckpoint:
     """Take it; the guest continues in any case.
 
-    Raises RefusedError, BusyError, StorageError, OperationFailedError, NotFoundError.
+    `store`: its location, and what opens it; `member`: as for `take.take`. Raises RefusedError,
+    BusyError, StorageError, OperationFailedError, NotFoundError.
     """
     domain = await find_there(host, uuid)
     if domain is None:
@@ -72,7 +74,8 @@ async def take_domain(
         now = await seen_again(found, session)
         require_running(now)
         work = _DomainCheckpoint(now, parts_of(now.seen.xml), session, options, tell)
-        return await work.take(location, access)
+        work.join(member)
+        return await work.take(*store)
 
 
 class _DomainCheckpoint:
@@ -90,6 +93,11 @@ class _DomainCheckpoint:
         self._options, self._tell = options, tell
         self._directory = domain_dir(domain.host, domain.uuid)
         self._is_lost = False
+        self._member: Member | Alone = ALONE
+
+    def join(self, member: Member | Alone) -> None:
+        """Take it together with the other members of a group, if any."""
+        self._member = member
 
     async def take(self, location: str, access: Access) -> TakenCheckpoint:
         """Take it; nothing of it stays in QEMU, unless libvirtd does not answer for long."""
@@ -129,11 +137,12 @@ class _DomainCheckpoint:
         await domain.host.make_dir(vm.qemu.files.path)  # from here on `settle` has work
         command = [*await domain.host.own_command(), *guard_words(vm, domain.uuid)]
         log, mark = vm.qemu.files.path / "guard.log", self._directory.saving
-        with attended(command, log, is_needed=mark.exists):
-            async with store_thread(last=False) as store_calls:
+        with attended(command, log, is_needed=mark.exists) as tell_guard:
+            async with store_thread(last=self._member.is_grouped) as store_calls:
                 work = Taking(
                     vm, monitor, self._options, store_calls, self._tell, domain=self._facts
                 )
+                work.join(self._member, tell_guard)
                 taken = await work.take(location, access)
             await clean(monitor)
         return taken

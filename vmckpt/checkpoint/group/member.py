@@ -48,7 +48,11 @@ STUCK_S = 5.0
 
 
 class Output(Protocol):
-    """The guest's output, held from the cut on: `epoch.output.BriefHold`."""
+    """The guest's output, held from the cut on: `epoch.output.BriefHold`, `StaysPaused`."""
+
+    @property
+    def pauses_guest(self) -> bool:
+        """Whether it is held by a guest that stays paused until it may leave."""
 
     def begin(self) -> list[Coroutine[Any, Any, Any]]:
         """Commands that begin to hold output."""
@@ -73,15 +77,26 @@ class HoldTimes(NamedTuple):
 
 
 class MemberHost(NamedTuple):
-    """A member's host: members on one machine share its processors."""
+    """A member's host: members on one machine share its processors.
+
+    `stays_paused`: its guest stays paused until all others are paused, too.
+    """
 
     machine: str
     processors: int
+    stays_paused: bool
 
 
-# Commands that begin to hold the guest's output, for `Capture.epoch`; None: do not hold it.
-Hold = InPause | None
-Stopped = Callable[[], None]
+class Hold(NamedTuple):
+    """For `Capture.epoch` of a member of a group.
+
+    `begin`: commands that begin to hold the guest's output; `stopped`: to be called when the guest
+    is paused; `may_run`: to be awaited before it is resumed.
+    """
+
+    begin: InPause
+    stopped: Callable[[], None]
+    may_run: Callable[[], Awaitable[object]] | None
 
 
 class Alone:
@@ -107,10 +122,10 @@ class Alone:
         self,
         _output: Callable[[float], Output],
         _tell_guard: Callable[[str], None],
-        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
+        capture: Callable[[Hold | None], Awaitable[T]],
     ) -> T:
         """As `Member.cut`."""
-        return await capture(None, None)
+        return await capture(None)
 
     async def all_stored(self, _checkpoint_id: str) -> None:
         """As `Member.all_stored`."""
@@ -188,12 +203,11 @@ class Member:
         self,
         output: Callable[[float], Output],
         tell_guard: Callable[[str], None],
-        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
+        capture: Callable[[Hold | None], Awaitable[T]],
     ) -> T:
         """Take part in the group's cut; returns the result of `capture`.
 
-        `capture` pauses the guest. It gets commands that hold the guest's output, for at most
-        `most_s`, and a callback for the moment when the guest is paused. Output is held until all
+        `capture` pauses the guest, and resumes it. Output is held, for at most `most_s`, until all
         other guests are paused too, so that nothing sent after this cut is received before theirs.
         Data received after a cut is not part of it, so output need not wait until others have
         captured. This method does wait for that, because its further work would take processors
@@ -206,7 +220,7 @@ class Member:
         self,
         output: Output,
         tell_guard: Callable[[str], None],
-        capture: Callable[[Hold, Stopped | None], Awaitable[T]],
+        capture: Callable[[Hold | None], Awaitable[T]],
     ) -> T:
         self.send("set")
         await self.receive("cut", TOGETHER_S)
@@ -214,6 +228,7 @@ class Member:
         began_s, stopping_unix_s = now_s(), time.time()
         stopped_unix_s = runs_unix_s = held_s = 0.0
         tell_guard(f"free {_boottime_s() + self.most_s}")
+        released = asyncio.Event()
 
         def stopped() -> None:
             nonlocal stopped_unix_s
@@ -222,20 +237,24 @@ class Member:
 
         async def captured() -> T:
             nonlocal runs_unix_s
-            found = await capture(output.begin, stopped)
+            may_run = released.wait if output.pauses_guest else None
+            found = await capture(Hold(output.begin, stopped, may_run))
             runs_unix_s = time.time()
             return found
 
-        async def released() -> float:
+        async def let_go() -> float:
             nonlocal held_s
-            await self.receive("release", self.most_s)
+            try:
+                await self.receive("release", self.most_s)
+            finally:  # also if there is none: the guest must run
+                released.set()
             heard_s = now_s()
             await output.release()
             held_s = now_s() - began_s
             return heard_s
 
         try:
-            found, heard_s = await both(captured(), released())
+            found, heard_s = await both(captured(), let_go())
         except BaseException:
             with suppress(VmckptError):
                 await finish(output.release_all())
@@ -282,10 +301,10 @@ def _boottime_s() -> float:
 
 
 @asynccontextmanager
-async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
+async def joined(ear: Path, most_s: float, *, stays_paused: bool) -> AsyncIterator[Member]:
     """A member for the block; the head connects to the socket `ear`.
 
-    Raises OperationFailedError if it does not connect.
+    `stays_paused`: see `MemberHost`. Raises OperationFailedError if it does not connect.
     """
     came: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
 
@@ -307,5 +326,5 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         server.close()
         ear.unlink(missing_ok=True)
     async with line.beating():
-        here = MemberHost(BOOT_ID.read_text().strip(), own_processors())
+        here = MemberHost(BOOT_ID.read_text().strip(), own_processors(), stays_paused)
         yield Member(line, most_s, here)

@@ -11,9 +11,9 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.checkpoint.restore.requests import RestoreOptions
+    from vmckpt.drivers.driver import Driver
     from vmckpt.group.groups import Group
     from vmckpt.store.sealing.keys import KeySource
-    from vmckpt.vm.inventory import Vm
 
 
 def create(
@@ -21,7 +21,7 @@ def create(
     key: "KeySource | None", *, as_json: bool,
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""
-    from vmckpt.cli.found import find_own
+    from vmckpt.cli.found import find
     from vmckpt.group.create import USUAL_HELD_S, GroupOptions, require_group
     from vmckpt.group.create import create as create_
     from vmckpt.sequence.steps import all_of
@@ -31,8 +31,8 @@ def create(
     require_group(names)
     settle(key)
 
-    async def found() -> "list[Vm]":
-        return await all_of(find_own(name, "group") for name in names)
+    async def found() -> "list[Driver]":
+        return await all_of(find(name) for name in names)
 
     most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
     group_options = GroupOptions(options.name, options, most_held_s, store)
