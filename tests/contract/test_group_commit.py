@@ -144,7 +144,7 @@ async def _over_a_socket(path: Path) -> list[str]:
     said: list[str] = []
 
     async def serve() -> None:
-        async with joined(path, 1.0) as member:
+        async with joined(path, 1.0, stays_paused=False) as member:
             member.send("prepared", machine="a", processors=2)
             said.append(str((await member.receive("set"))["to"]))
             with pytest.raises(OperationFailedError, match="because"):

@@ -7,7 +7,7 @@ played. A dead member's guard frees its guest at once, QEMU's buffers empty them
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests import virtual_time
 from vmckpt.checkpoint.group.line import SILENT_S, Line
-from vmckpt.checkpoint.group.member import TOGETHER_S, Hold, Member, MemberHost, Stopped
+from vmckpt.checkpoint.group.member import TOGETHER_S, Hold, Member, MemberHost
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut, restore
 
@@ -46,7 +46,10 @@ class Far:
 
 @dataclass
 class Guest:
-    """One VM, as the world sees it. Its moment is when it is paused."""
+    """One VM, as the world sees it. Its moment is when it is paused.
+
+    `pauses_guest`: nothing holds its output, so it is paused as long as that may not leave.
+    """
 
     prepare_s: float
     stop_s: float
@@ -63,6 +66,8 @@ class Guest:
     links: list[Far] = field(default_factory=list)
     machine: str = ""
     processors: int = 1
+    pauses_guest: bool = False
+    runs_s: float = NEVER_S
 
     def begin(self) -> list[Coroutine[Any, Any, Any]]:
         return []
@@ -73,22 +78,27 @@ class Guest:
     async def release(self) -> None:
         await self.release_all()
 
-    async def capture(self, hold: Hold, stopped: Stopped | None) -> None:
-        assert hold == self.begin
-        assert stopped is not None
+    async def capture(self, hold: Hold | None) -> None:
+        assert hold is not None
+        assert hold.begin == self.begin
+        assert (hold.may_run is not None) is self.pauses_guest
         self.held_s = _now_s()
         try:
             await asyncio.sleep(self.stop_s)
             self.stands_still = True
             self.moment_s = _now_s()
-            stopped()
+            hold.stopped()
             await asyncio.sleep(self.capture_s)
+            if hold.may_run is not None:
+                await hold.may_run()
         finally:
-            self.stands_still = False
+            self.stands_still, self.runs_s = False, _now_s()
 
     @property
     def leaves_s(self) -> float:
         """When something that it said after its moment can leave first."""
+        if self.pauses_guest:
+            return self.runs_s
         return min(self.let_go_s, self.held_s + MOST_S, max(self.dies_s, self.held_s))
 
 
@@ -97,7 +107,8 @@ def _now_s() -> float:
 
 
 async def _serve(guest: Guest, line: Line) -> None:
-    here = MemberHost(guest.machine or str(id(guest)), guest.processors)
+    machine = guest.machine or str(id(guest))
+    here = MemberHost(machine, guest.processors, guest.pauses_guest)
     member = Member(line, MOST_S, here)
 
     async def nothing() -> None:
@@ -187,6 +198,7 @@ _guests = st.builds(
     silent_s=_moments,
     machine=st.sampled_from(["", "one", "two"]),
     processors=st.integers(1, 8),
+    pauses_guest=st.booleans(),
 )
 
 
@@ -200,6 +212,9 @@ def test_no_guest_stays_held_and_no_cut_counts_that_is_not_consistent(
         assert not guest.stands_still
         if guest.held_s < NEVER_S:
             assert guest.let_go_s <= guest.held_s + MOST_S + 1e-6
+        if guest.pauses_guest and guest.held_s < NEVER_S:
+            work_s = guest.stop_s + guest.capture_s
+            assert guest.runs_s <= guest.held_s + max(MOST_S, work_s) + 1e-6
     if any(guest.is_committed for guest in guests):
         # Nothing that anybody said after his moment was heard by anybody before his.
         last_s = max(guest.moment_s for guest in guests)
@@ -236,6 +251,22 @@ def test_nobody_is_held_until_another_has_captured() -> None:
     assert guests[0].let_go_s - guests[0].held_s == pytest.approx(0.022)
 
 
+def test_a_guest_whose_output_nothing_holds_runs_when_all_are_paused() -> None:
+    """On its machine it is the last to be paused, so that it is paused briefly."""
+    pausing = Guest(0.0, 0.01, 0.01, 0.0, 0.001, machine="one", processors=2, pauses_guest=True)
+    here = Guest(0.0, 0.01, 0.01, 0.0, 0.001, machine="one", processors=2)
+    there = Guest(0.0, 0.06, 0.01, 0.0, 0.001, machine="two")
+    assert virtual_time.run(_play([pausing, here, there], NEVER_S)).commits
+    assert here.moment_s < pausing.moment_s < there.moment_s
+    assert pausing.runs_s == pytest.approx(there.moment_s + 0.002)
+    # Nobody tells it: it runs in time all the same, and nothing is taken.
+    alone = [replace(pausing, is_committed=False), replace(there, is_committed=False)]
+    alone[1].stop_s = 2 * MOST_S
+    assert not virtual_time.run(_play(alone, NEVER_S)).commits
+    assert alone[0].runs_s - alone[0].held_s == pytest.approx(MOST_S)
+    assert not any(guest.is_committed for guest in alone)
+
+
 def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
     """Each as soon as the one before it is paused: on two processors, beside another machine."""
     here = [Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="one", processors=2) for _ in range(3)]
@@ -250,7 +281,7 @@ def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
 
 def test_the_guard_is_told_of_a_pause_before_the_cut_and_one_in_which_it_acted_counts_not() -> None:
     told: list[str] = []
-    member = Member(_no_line(), MOST_S, MemberHost("one", 2))
+    member = Member(_no_line(), MOST_S, MemberHost("one", 2, stays_paused=False))
     with member.pausing(told.append):
         assert [word.split()[0] for word in told] == ["free"]
     assert told[1:] == ["free inf"]
@@ -271,7 +302,7 @@ def _no_line() -> Line:
 async def _restore_member(
     line: Line, ready_s: float, run: Callable[[str], None], fails: Callable[[], bool]
 ) -> None:
-    member = Member(line, 0.0, MemberHost("one", 2))
+    member = Member(line, 0.0, MemberHost("one", 2, stays_paused=False))
     async with line.beating():
         try:
             await asyncio.sleep(ready_s)
