@@ -17,7 +17,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def _scripted(kind: JobKind[Any, Any], state: Path, recovers: bool) -> JobKind[A
             with (state / "released").open("a") as file:
                 file.write("x")
 
-    return replace(kind, worker=worker)
+    return kind._replace(worker=worker)
 
 
 async def _play(kind: JobKind[Any, Any], job: Job[Any, Any], state: Path, steps: list[str]) -> Any:

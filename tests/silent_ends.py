@@ -13,9 +13,8 @@ from typing import Any
 from tests.scripted_qmp import Server
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 SPEC = 'name = "web"\nmemory = "64M"\n'
 PLATFORM = Platform("q35", "tcg", "qemu64")

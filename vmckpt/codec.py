@@ -3,12 +3,14 @@
 A frozen dataclass is an object: unknown fields are ignored (a later version may have more), a
 missing field takes its default, and `__post_init__` may refuse a value (`require_within`). A
 TypedDict works the same and allows field names that are not Python identifiers. A NamedTuple is an
-array, an enum its value, a path text, `object` anything. `foreign.parse` bounds what is read.
+array (to `convert_fields` an object), an enum its value, a path text, `object` anything.
+`foreign.parse` bounds what is read.
 """
 
 import reprlib
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar, get_type_hints
 
 from vmckpt.foreign import MOST_INTEGER, MalformedError
 
@@ -25,6 +27,23 @@ def convert(kind: type[T], value: object) -> T:
         raise MalformedError(str(exc)) from exc
     except (ValueError, OverflowError) as exc:  # an enum's text that is not Unicode
         raise MalformedError(f"it does not fit {kind.__name__}: {exc}") from exc
+
+
+def convert_fields(kind: type[T], value: object) -> T:
+    """Convert a parsed JSON object that has the fields of a NamedTuple `kind`. Raises as above."""
+    named: Any = kind
+    return kind(**convert(_object_of(named), value))
+
+
+@cache
+def _object_of(kind: Any) -> Any:
+    """The TypedDict of a NamedTuple's fields."""
+    fields = {
+        name: NotRequired[hint] if name in kind._field_defaults else hint
+        for name, hint in get_type_hints(kind).items()
+    }
+    make: Any = TypedDict
+    return make(kind.__name__, fields)
 
 
 def require_within(

@@ -22,11 +22,11 @@ from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu, new_qemu_id
+from vmckpt.vm.start import new_qemu_id
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 SPEC = 'name = "web"\nmemory = "32M"\n'

@@ -18,7 +18,6 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import Finding, ask
 from vmckpt.preflight.passthrough import passthrough_checks
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.passthrough.cards import (
     SYSFS,
@@ -33,8 +32,8 @@ from vmckpt.vm.passthrough.cards import (
 from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.passthrough.plug import functions, reserve
 from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Spec, parse_spec
-from vmckpt.vm.start import Qemu
 
 GPU, VF, VGPU = "10de:2330", "15b3:101e", "mdev:nvidia-105"
 UUID = "c0ffee00-0000-4000-8000-00000000000{}"

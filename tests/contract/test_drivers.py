@@ -22,9 +22,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.finding import Examined
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 pytestmark = pytest.mark.contract
 

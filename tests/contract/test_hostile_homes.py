@@ -18,7 +18,7 @@ from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 pytestmark = pytest.mark.contract
 Hosts = tuple[LocalHost, LocalHost]

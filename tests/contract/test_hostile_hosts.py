@@ -35,8 +35,8 @@ from vmckpt.preflight.finding import WARN
 from vmckpt.preflight.host import checks
 from vmckpt.vm.inventory import Vm, find_vm, is_worked_on
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 from vmckpt.vm.users.users import owner_of
 
 pytestmark = pytest.mark.contract

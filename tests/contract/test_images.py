@@ -18,11 +18,10 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.images import HostImage, images_of, remove_image, remove_own
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Disk
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

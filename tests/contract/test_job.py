@@ -40,11 +40,10 @@ from vmckpt.migrate.outcome import retrying
 from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.migrate.outcome.recover import FINISHED
 from vmckpt.options.migration import AtTarget, MigrationOptions
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "64M"\n'
 JOURNAL = MigrationJournal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")

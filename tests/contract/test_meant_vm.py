@@ -40,7 +40,7 @@ from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Qemu
 
 pytestmark = pytest.mark.contract
 IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=False, keep_macs=True)

@@ -14,11 +14,11 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.offline import reduced_spec, temporary_qemu
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import MigrationOptions
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu, new_qemu_id
+from vmckpt.vm.start import new_qemu_id
 
 pytestmark = pytest.mark.contract
 # It ends at once: no move gets further than to the beginning.

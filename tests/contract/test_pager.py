@@ -34,9 +34,8 @@ from vmckpt.memory.missing_pages import AnonymousRam, SharedRam
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, open_store
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 PAGES = 4096
 HAMMERED_S = 0.5

@@ -25,12 +25,11 @@ from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal, newes
 from vmckpt.migrate.steps.disk_files import MovedDisk, create_files, hand_over_files
 from vmckpt.migrate.steps.handover import settle_on_destination
 from vmckpt.preflight.migration.disks import DiskCopy
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.create import create_image
 from vmckpt.vm.inventory import Vm, inspect_all, read_vm
 from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

@@ -33,12 +33,11 @@ from vmckpt.replicate.disks.overlays import commit_overlays
 from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 SPEC = 'name = "web"\nmemory = "32M"\n' + "".join(
     f'[[disks]]\nimage = "{name}.raw"\nformat = "raw"\n' for name in ("web", "more")

@@ -11,11 +11,10 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.disks import disk_checks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 
 def checked(

@@ -38,11 +38,10 @@ from vmckpt.replicate.operator.keep import keep
 from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
 from vmckpt.replicate.status import ReplicaStatus, ReplicationOutcome, Role
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu, Replaced
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu, Replaced
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
 OPTIONS = ReplicationOptions("/leases", ("agent", "{host}"), epoch_s=0.05)

@@ -19,11 +19,10 @@ from vmckpt.preflight.replication.checks import _compared, _firmware, runs
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.primary import primary
 from vmckpt.replicate.request import read_request
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 
 @pytest.mark.parametrize(

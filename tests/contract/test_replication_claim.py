@@ -33,7 +33,7 @@ from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 
 @pytest.fixture

@@ -63,7 +63,8 @@ from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Replaced, sweep
+from vmckpt.vm.record import Replaced
+from vmckpt.vm.start import sweep
 
 Hosts = tuple[LocalHost, LocalHost]
 ENDED = {"role": "standby", "state": "ended", "run": "1", "why": "-"}

@@ -37,7 +37,7 @@ from vmckpt.vm import lifecycle
 from vmckpt.vm.inventory import Vm, read_vm, require_at_home
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 Hosts = tuple[LocalHost, LocalHost]
 

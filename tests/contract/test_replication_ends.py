@@ -68,11 +68,10 @@ from vmckpt.replicate.wire.messages import (
     decode_failure,
 )
 from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 PAGES = 256
 TEXT = 'name = "web"\nmemory = "32M"\n'

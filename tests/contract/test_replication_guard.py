@@ -27,11 +27,10 @@ from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.primary import _guarded
 from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.request import ServiceFiles
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

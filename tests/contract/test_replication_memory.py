@@ -62,11 +62,10 @@ from vmckpt.replicate.wire.messages import (
 )
 from vmckpt.replicate.wire.pages import Encoder, Shadow
 from vmckpt.replicate.wire.sections import Packer
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 MIB, GIB = 1 << 20, 1 << 30
 ZEROES = bytes(COPY_BYTES)

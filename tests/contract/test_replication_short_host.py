@@ -38,7 +38,7 @@ from vmckpt.replicate.standby.warm import Warm
 from vmckpt.replicate.wire.epoch import ReceivedEpoch
 from vmckpt.replicate.wire.messages import DiskWrite, Process
 from vmckpt.replicate.wire.pages import PageBatch, as_words
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Qemu
 
 
 class Threads:

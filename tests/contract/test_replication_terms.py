@@ -34,7 +34,7 @@ from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import standby
 from vmckpt.replicate.standby.standby import Standby
 from vmckpt.replicate.wire.frames import FrameKind
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_standby_says_that_it_is_there_while_it_reserves_memory(
 ) -> None:
     monkeypatch.setattr(channel, "HEARTBEAT_S", 0.2)
     path, token = ending.standby._files.path, "token"
-    wanted = tls._ListenRequest("127.0.0.1", 0, 0, token)
+    wanted = tls._ListenRequest(address="127.0.0.1", first=0, last=0, token=token)
     (path / tls._REQUEST).write_text(json.dumps(builtins(wanted)))
     ram: Any = SlowRam()
 

@@ -51,7 +51,7 @@ from vmckpt.replicate.standby.following import LOST
 from vmckpt.replicate.standby.takeover import TakeOver
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 Hosts = tuple[LocalHost, LocalHost]
 

@@ -21,8 +21,9 @@ from vmckpt.vm import create, lifecycle
 from vmckpt.vm.create import run_vm
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Qemu
 from vmckpt.vm.spec.spec import Spec, parse_spec
-from vmckpt.vm.start import Qemu, sweep
+from vmckpt.vm.start import sweep
 
 __all__ = ["host"]
 

@@ -31,10 +31,9 @@ from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.files.pack import PACKS
 from vmckpt.store.open import open_store
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 PLATFORM = Platform("pc-q35-9.9", "tcg", "qemu64")
 IN_PLACE = RestoreOptions(None, in_place=True, eager=False, plugged=True, keep_macs=False)

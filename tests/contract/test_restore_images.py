@@ -36,10 +36,10 @@ from vmckpt.store.area import Area, Chunks
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.backing import snapshots_of
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec
 
 __all__ = ["host"]

@@ -25,8 +25,8 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.qemu import commands
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

@@ -30,11 +30,10 @@ from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.open import create_store
 from vmckpt.vm import paths
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

@@ -22,13 +22,12 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.outcome.journal import MigrationJournal
 from vmckpt.vm import create, lifecycle
 from vmckpt.vm.adopted import adopt as adopting
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.create import redefine_vm, run_vm
 from vmckpt.vm.inventory import homes, read_vm
 from vmckpt.vm.lifecycle import owner, set_autostart
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 TEXT = 'name = "web"\nmemory = "64M"\n'

@@ -8,11 +8,10 @@ import pytest
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import hand_over, identity_of, is_identity, read_identity
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
 

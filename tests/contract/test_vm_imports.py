@@ -12,7 +12,6 @@ from tests.fake_libvirtd import FakeLibvirtd
 from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.domains.definition.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState
@@ -24,8 +23,8 @@ from vmckpt.vm.imported.besides import limits, protections
 from vmckpt.vm.imported.from_domain import Imported, import_domain, import_xml
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 UUID = "11111111-1111-1111-1111-111111111111"

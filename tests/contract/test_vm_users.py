@@ -27,10 +27,10 @@ from vmckpt.migrate.steps.disk_files import MovedDisk, hand_over_files
 from vmckpt.migrate.steps.handover import find_qemu
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.vm_users import host_checks
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.images import HostImage, remove_image
 from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import end_qemu, processes
 from vmckpt.vm.users.users import VmUser, set_up, take_back, uid_of, user_of

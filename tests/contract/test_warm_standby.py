@@ -14,10 +14,9 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.standby import warm
 from vmckpt.replicate.standby.warm import Warm
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 

@@ -22,11 +22,10 @@ from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.disks.mirrors import MirrorSource
 from vmckpt.replicate.disks.overlays import add_overlays, commit_overlays
 from vmckpt.replicate.request import ReplicationRequest
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 BLOCK = 65536
 SIZE_BYTES = 16 * BLOCK

@@ -12,9 +12,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.qemu import commands
 from vmckpt.vm import start
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.probe import abilities
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec
 
 SPEC = 'name = "slow"\nmemory = "32M"\n'

@@ -13,8 +13,9 @@ from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
-from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Adopted, Placement, parse_spec
 from vmckpt.vm.spec.spec_text import written as spec_written
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vmckpt.vm.adopted.isolation import isolated
-from vmckpt.vm.argv import Platform, default_mac, qemu_argv
+from vmckpt.vm.argv import default_mac, qemu_argv
 from vmckpt.vm.paths import QemuDir, VmDir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec
 
 FULL = """\

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 from vmckpt.epoch.capture import Capture
@@ -51,7 +50,7 @@ class Running:
     label = "web"
 
     async def ask(self, *_: object, **__: object) -> Any:
-        return SimpleNamespace(running=True, status="running")
+        return {"running": True, "status": "running"}
 
 
 def capture_of(devices: Devices) -> Capture:

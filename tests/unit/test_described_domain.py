@@ -7,7 +7,7 @@ import pytest
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.domains.definition.description import (
     Description,
     DomainInterface,
@@ -18,8 +18,8 @@ from vmckpt.vm.imported.described import described_domain
 from vmckpt.vm.imported.domain_xml import domain_of, with_holes
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import VmDir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Adopted, Spec, parse_spec
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.unit
 

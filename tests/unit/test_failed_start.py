@@ -12,8 +12,8 @@ from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.inventory.inventory import local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm import create, lifecycle
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec, parse_spec
 
 

@@ -31,8 +31,9 @@ from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.files.manifest import AreaFacts, Manifest
-from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.identity import new_identity
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec, parse_spec
 
 ID = "0123456789abcdef" * 2

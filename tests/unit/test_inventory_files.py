@@ -18,11 +18,10 @@ from vmckpt.hosts.inventory.inventory import all_hosts, check_name, find_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.migrate.outcome.journal import MigrationJournal, find_journal
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import find_vm, homes, read_vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 A = {
     "kind": "local",

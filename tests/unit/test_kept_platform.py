@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.create import kept_platform
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec, parse_spec
 
 pytestmark = pytest.mark.unit

@@ -43,9 +43,8 @@ from vmckpt.replicate import request as replication
 from vmckpt.replicate.disks import copies
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.state.documents import Documents, Schema
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, Replaced
+from vmckpt.vm.record import Platform, Qemu, Replaced
 from vmckpt.vm.users.users import VmUser
 
 pytestmark = pytest.mark.unit

@@ -7,11 +7,12 @@ import pytest
 from vmckpt.errors import UsageError
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.preflight.blockers import device_checks
-from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.passthrough.cards import Card, cards, parse_functions, unfit
 from vmckpt.vm.passthrough.passthrough import Strategy
 from vmckpt.vm.passthrough.plug import functions
 from vmckpt.vm.paths import VmDir
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec, parse_spec
 from vmckpt.vm.spec.spec_text import written
 

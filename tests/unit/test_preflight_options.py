@@ -27,11 +27,10 @@ from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, WantedSettings
 from vmckpt.qemu.replies import QemuVersion
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Qemu
 
 NEW = Abilities(
     version=QemuVersion(10, 0, 2),

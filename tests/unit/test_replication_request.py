@@ -20,7 +20,7 @@ from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.operator.begin import last_error
 from vmckpt.replicate.primary.stream import numbers_of
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
-from vmckpt.vm.argv import Platform
+from vmckpt.vm.record import Platform
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_results_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def progress(status: str) -> Progress:
-    fields = dict.fromkeys(Progress.__slots__, 0) | {"at_s": 0.0, "status": status, "eta_s": None}
+    fields = dict.fromkeys(Progress._fields, 0) | {"at_s": 0.0, "status": status, "eta_s": None}
     return Progress(**fields)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from vmckpt.qemu.replies import QemuJob, Snapshot
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
-from vmckpt.vm.start import open_monitor
+from vmckpt.vm.record import open_monitor
 
 POLL_S = 0.05
 

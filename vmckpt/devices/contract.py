@@ -9,9 +9,8 @@ docs/devices.md says what each phase guarantees.
 """
 
 import json
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from vmckpt.codec import convert, require_within
 from vmckpt.foreign import MalformedError, parse
@@ -71,19 +70,15 @@ class HookAnswer(NamedTuple):
     from_guest: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _HookWords:
+class _HookWords(TypedDict):
     """A hook's own words, unchanged: see `HookAnswer`."""
 
     ok: bool
-    why: str | None = None
-    remedy: str | None = None
-    device_bytes: int | None = None
-    restarted: tuple[str, ...] | None = None
-    notes: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        require_within("device_bytes", self.device_bytes)
+    why: NotRequired[str | None]
+    remedy: NotRequired[str | None]
+    device_bytes: NotRequired[int | None]
+    restarted: NotRequired[tuple[str, ...] | None]
+    notes: NotRequired[tuple[str, ...] | None]
 
 
 def request(device: str, run: str, limit_s: int) -> bytes:
@@ -107,16 +102,19 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> HookAnswer:
         return HookAnswer(False, f"its answer is malformed: {exc}", BY_HAND)
 
 
-def _answer(output: _HookWords, returncode: int) -> HookAnswer:
-    restarted = output.restarted or ()
-    if not output.ok or returncode != 0:
-        why = output.why or f"it ended with {returncode} and does not say why"
-        return HookAnswer(False, why, output.remedy or "", restarted=restarted, from_guest=True)
+def _answer(words: _HookWords, returncode: int) -> HookAnswer:
+    """Raises MalformedError."""
+    require_within("device_bytes", words.get("device_bytes"))
+    restarted = words.get("restarted") or ()
+    if not words["ok"] or returncode != 0:
+        why = words.get("why") or f"it ended with {returncode} and does not say why"
+        remedy = words.get("remedy") or ""
+        return HookAnswer(False, why, remedy, restarted=restarted, from_guest=True)
     return HookAnswer(
         True,
-        device_bytes=output.device_bytes or 0,
+        device_bytes=words.get("device_bytes") or 0,
         restarted=restarted,
-        notes=output.notes or (),
+        notes=words.get("notes") or (),
     )
 
 

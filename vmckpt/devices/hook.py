@@ -1,7 +1,6 @@
 """Runs one phase of a hook in the guest, to its end or its time limit."""
 
 import asyncio
-import shlex
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +58,8 @@ class GuestHook(NamedTuple):
         """Mark a remedy as the guest's own: it must not be run here unread."""
         if answer.remedy and answer.from_guest:
             return f"the hook in the guest proposes: {answer.remedy}"
+        import shlex
+
         by_hand = shlex.join([str(self.device.hook), phase])
         return answer.remedy or f"run it in the guest by hand: {by_hand}"
 

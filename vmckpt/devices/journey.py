@@ -22,7 +22,6 @@ from vmckpt.qemu import hotplug
 from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import Step
-from vmckpt.vm.passthrough import plug
 from vmckpt.vm.passthrough.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
 
@@ -144,6 +143,8 @@ class Journey:
 
     async def unplug(self, source: QemuAccess) -> None:
         """Remove all devices from the guest. Raises OperationFailedError, TimedOutError."""
+        from vmckpt.vm.passthrough import plug
+
         began_s, self._refused = time.monotonic(), False
         try:
             monitor = await source.monitor()
@@ -163,6 +164,8 @@ class Journey:
 
         The error is the first one's that cannot be plugged in; the others are, all the same.
         """
+        from vmckpt.vm.passthrough import plug
+
         began_s, failed = time.monotonic(), list[VmckptError]()
         for device in self._devices:
             try:

@@ -37,7 +37,7 @@ from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
-from vmckpt.vm.argv import RAM_NAME
+from vmckpt.vm.record import RAM_NAME
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
 # Further commands for QEMU, in order: while the guest is paused, or just before.

@@ -11,7 +11,7 @@ from vmckpt.lease.clock import boottime_s
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Qemu
 from vmckpt.vm.users.users import made_by
 
 # No pause takes longer, unless the process responsible for it is stuck.

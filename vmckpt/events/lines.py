@@ -3,9 +3,9 @@
 import json
 import reprlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from typing import TypedDict
 
-from vmckpt.codec import convert, require_within
+from vmckpt.codec import convert, convert_fields, require_within
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
 from vmckpt.foreign import MOST_BYTES, MalformedError, parse
 
@@ -14,20 +14,15 @@ _KINDS: dict[str, type[Event]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _EventKind:
+class _EventKind(TypedDict):
     """`event`: the kind."""
 
     event: str
 
-    def __post_init__(self) -> None:
-        if self.event not in _KINDS:
-            raise ValueError(f"event is {reprlib.repr(self.event)}, not an event")
-
 
 def to_line(event: Event) -> str:
     """Encode an event as one line, including its newline."""
-    return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
+    return json.dumps({"event": type(event).__name__, **event._asdict()}) + "\n"
 
 
 def from_line(line: bytes | str) -> Event:
@@ -37,8 +32,11 @@ def from_line(line: bytes | str) -> Event:
 
 def from_record(data: object) -> Event:
     """Decode an event stored as a table in a run record. Raises MalformedError."""
-    event = convert(_KINDS[convert(_EventKind, data).event], data)
-    for name, value in asdict(event).items():
+    name = convert(_EventKind, data)["event"]
+    if (kind := _KINDS.get(name)) is None:
+        raise MalformedError(f"event is {reprlib.repr(name)}, not an event")
+    event = convert_fields(kind, data)
+    for name, value in event._asdict().items():
         if isinstance(value, int | float):
             require_within(name, value)
     return event

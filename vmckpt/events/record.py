@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,9 +37,9 @@ class RunRecord:
     def add(self, event: Event) -> None:
         """Keep an event."""
         if isinstance(event, Progress):
-            self.samples.append(asdict(event))
+            self.samples.append(event._asdict())
         else:
-            self.events.append({"event": type(event).__name__, **asdict(event)})
+            self.events.append({"event": type(event).__name__, **event._asdict()})
 
     def save(self, directory: Path) -> Path:
         """Write the record as RUN.json below `directory`, atomically.

@@ -4,24 +4,11 @@ Off, a call costs a comparison. A job on a host is started with the detail of th
 watches it (`flags`), and writes its trace to a file that the command reads (`jobs/handle.py`).
 """
 
-import json
-import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import PurePath
 from typing import Any
-
-# Values of these names are not shown: QEMU's secret objects, passwords, what a guest's file holds.
-_SECRET = re.compile(r"pass(?:word|wd|phrase)|secret|token|^data$|buf-b64", re.IGNORECASE)
-# The same within a text: NAME=VALUE, NAME: VALUE, an option and its value, the password of a URL.
-_NAME = r"(?:pass(?:word|wd|phrase)|secret|token)[\w-]*"
-_SECRET_IN_TEXT = re.compile(
-    rf"({_NAME}[\"']?\s*[=:]\s*|--[\w-]*{_NAME}\s+)[^\s,&]+|(://[^/\s:@]*:)[^@/\s]*(?=@)",
-    re.IGNORECASE,
-)
-_HIDDEN = "***"
 
 
 class Detail(IntEnum):
@@ -63,7 +50,9 @@ def trace_command(to: str, command: str, arguments: Mapping[str, Any] | None = N
         return
     shown = ""
     if arguments and _detail >= Detail.ARGUMENTS:
-        shown = f" {json.dumps(_without_secrets(arguments), default=str)}"
+        from vmckpt.events.secrets import arguments_shown
+
+        shown = f" {arguments_shown(arguments)}"
     _show(f"{to}: {command}{shown}")
 
 
@@ -72,7 +61,9 @@ def trace_process(host: str, argv: Sequence[str]) -> None:
     if not _detail:
         return
     if _detail >= Detail.ARGUMENTS:
-        shown = shlex.join(_words_without_secrets(argv))
+        from vmckpt.events.secrets import command_shown
+
+        shown = command_shown(argv)
     else:
         shown = PurePath(argv[0]).name
     _show(f"{host}: run {shown}")
@@ -91,30 +82,3 @@ def _show(line: str) -> None:
         now_s = time.time()
         clock = time.strftime("%H:%M:%S", time.localtime(now_s))
         _tell(f"{clock}.{int(now_s % 1 * 1000):03d} {line}")
-
-
-def _without_secrets(value: Any) -> Any:
-    match value:
-        case Mapping():
-            return {
-                name: _HIDDEN if _SECRET.search(str(name)) else _without_secrets(inner)
-                for name, inner in value.items()
-            }
-        case list() | tuple():
-            return [_without_secrets(inner) for inner in value]
-        case str():
-            return _text_without_secrets(value)
-    return value
-
-
-def _words_without_secrets(argv: Sequence[str]) -> list[str]:
-    """Also the word after an option such as --password."""
-    found, hides = list[str](), False
-    for word in argv:
-        found.append(_HIDDEN if hides else _text_without_secrets(word))
-        hides = word.startswith("-") and "=" not in word and bool(_SECRET.search(word))
-    return found
-
-
-def _text_without_secrets(text: str) -> str:
-    return _SECRET_IN_TEXT.sub(lambda found: f"{found[1] or found[2]}{_HIDDEN}", text)

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBegan:
+class PhaseBegan(NamedTuple):
     """A step of the operation has begun; `at_s` counts from the operation's start."""
 
     at_s: float
     phase: str
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """The state of a migration at one moment.
 
     Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown. `normal_pages` and
@@ -37,8 +35,7 @@ class Progress:
     zero_pages: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobProgress(NamedTuple):
     """The state of a QEMU job (a snapshot) at one moment; `done` of `total` in QEMU's units."""
 
     at_s: float
@@ -47,8 +44,7 @@ class JobProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """Something that the operator should know: a warning, a decision, a recovery."""
 
     at_s: float

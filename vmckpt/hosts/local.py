@@ -1,7 +1,6 @@
 """This machine as a host, or a part of it (a network namespace)."""
 
 import asyncio
-import hashlib
 import os
 import socket
 import stat
@@ -465,6 +464,8 @@ def _read(file: BufferedReader, most_bytes: int) -> bytes:
 
 
 def _fingerprint(path: Path) -> Fingerprint | None:
+    import hashlib  # costs 1 ms
+
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,10 @@
 """The directory of one job, STATE/jobs/KIND/RUN on its host."""
 
 import os
-import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
 from vmckpt.hosts.processes.process import PROCESS, is_alive
@@ -14,8 +12,7 @@ from vmckpt.hosts.processes.process import PROCESS, is_alive
 DIRECTORY = "jobs"
 
 
-@dataclass(frozen=True, slots=True)
-class JobFiles:
+class JobFiles(NamedTuple):
     """The files of one job."""
 
     path: Path
@@ -103,6 +100,8 @@ def forget_old(state_dir: Path, kind: str, kept_s: float, now_unix_s: float) -> 
         with suppress(OSError):  # another job may be removing it too
             last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
             if now_unix_s - last_unix_s > kept_s and not _is_running(JobFiles(path)):
+                import shutil  # costs 1 ms
+
                 shutil.rmtree(path)
 
 

@@ -4,8 +4,7 @@ import asyncio
 import operator
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from vmckpt.codec import convert
 from vmckpt.deadlines import poll
@@ -40,8 +39,7 @@ START_TIMEOUT_S = 30.0
 END_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Handle(Generic[Q, R]):
+class Handle(NamedTuple, Generic[Q, R]):
     """A job on a host; `process` is set if this command started it."""
 
     kind: JobKind[Q, R]

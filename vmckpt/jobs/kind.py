@@ -130,8 +130,7 @@ class JobWorker(NamedTuple, Generic[R]):
     recover: Callable[[], Awaitable[R | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class JobKind(Generic[Q, R]):
+class JobKind(NamedTuple, Generic[Q, R]):
     """A kind of job.
 
     `worker` is a context that is left after the outcome was written, also for a revoked job: it

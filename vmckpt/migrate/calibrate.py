@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +112,7 @@ def _as_one(emit: Emit, began_s: float) -> Emit:
 
     def later(event: Event) -> None:
         if not isinstance(event, PhaseBegan):
-            emit(replace(event, at_s=began_s + event.at_s))
+            emit(event._replace(at_s=began_s + event.at_s))
 
     return later
 

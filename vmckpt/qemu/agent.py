@@ -56,9 +56,8 @@ class GuestExit(NamedTuple):
 
 
 # The fields of the agent's answers (QEMU's qga/qapi-schema.json) that are read here.
-@dataclass(frozen=True, slots=True)
-class _Error:
-    desc: str | None = None
+class _Error(TypedDict, total=False):
+    desc: str | None
 
 
 _Reply = TypedDict("_Reply", {"return": Any, "error": _Error | None}, total=False)
@@ -84,8 +83,7 @@ _Status = TypedDict(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Nothing:
+class _Nothing(TypedDict):
     """An answer that only confirms the command."""
 
 
@@ -252,7 +250,7 @@ class GuestAgent:
                 return convert(kind, reply["return"])
         raise OperationFailedError(
             f"the guest agent refused {command}",
-            why=error.desc or "it does not say why",
+            why=error.get("desc") or "it does not say why",
             remedy="see the guest agent's log in the guest",
         )
 

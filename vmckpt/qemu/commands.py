@@ -27,7 +27,8 @@ async def query_version(monitor: Monitor) -> QemuVersion:
 
 async def query_status(monitor: Monitor, timeout_s: float = 10.0) -> RunState:
     """Whether the vCPUs run, and QEMU's name for the state."""
-    return await monitor.ask("query-status", RunState, timeout_s=timeout_s)
+    state = await monitor.ask("query-status", shapes.StatusInfo, timeout_s=timeout_s)
+    return RunState(state["status"], state["running"])
 
 
 async def stop(monitor: Monitor) -> None:
@@ -112,7 +113,8 @@ async def trace(monitor: Monitor, event: str, *, enabled: bool) -> None:
 
 async def query_machines(monitor: Monitor) -> list[MachineType]:
     """The machine types this QEMU can start."""
-    return await monitor.ask("query-machines", list[MachineType])
+    machines = await monitor.ask("query-machines", list[shapes.MachineInfo])
+    return [MachineType(machine["name"], machine.get("alias")) for machine in machines]
 
 
 async def query_cpu_models(monitor: Monitor) -> list[str]:

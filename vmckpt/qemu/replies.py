@@ -1,6 +1,5 @@
 """QEMU's answers as typed values. No dicts beyond this module."""
 
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from vmckpt.qemu.shapes import MigrationInfo, MigrationRam, SocketAddress
@@ -23,8 +22,7 @@ class QemuVersion(NamedTuple):
         return f"{self.major}.{self.minor}.{self.micro}"
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(NamedTuple):
     """query-status: `status` is QEMU's RunState; `running` is true when vCPUs run."""
 
     status: str
@@ -108,8 +106,7 @@ class Cpu(NamedTuple):
     qom_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class MachineType:
+class MachineType(NamedTuple):
     """A machine type this QEMU offers; `alias` is its short name ("q35"), if any."""
 
     name: str

@@ -11,6 +11,7 @@ from typing import Any, Final, NotRequired, TypedDict
 
 Version = TypedDict("Version", {"major": int, "minor": int, "micro": int})
 VersionInfo = TypedDict("VersionInfo", {"qemu": Version})
+StatusInfo = TypedDict("StatusInfo", {"status": str, "running": bool})
 CpuInfo = TypedDict("CpuInfo", {"thread-id": int, "qom-path": str})
 PciBridge = TypedDict("PciBridge", {"devices": NotRequired[list["PciFunction"]]})
 PciFunction = TypedDict(

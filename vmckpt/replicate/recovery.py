@@ -52,7 +52,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
 # How often to check whether an operator's process waits to do this, or has done it.

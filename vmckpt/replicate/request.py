@@ -16,8 +16,8 @@ from vmckpt.lease.rule import acts_for
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.state.documents import Schema
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import file_name
+from vmckpt.vm.record import Platform
 
 DIRECTORY = "replicas"
 

@@ -7,7 +7,6 @@ schema in a local directory. A store shared by hosts would have the methods of `
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,8 +21,7 @@ EMPTY = "it is empty, as a power cut leaves a file that was not yet on the disk"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Schema(Generic[T]):
+class Schema(NamedTuple, Generic[T]):
     """Records of type `kind`: its fields, with `format`, the version.
 
     A record without `format` is version 1. `remedy` says what to do about a damaged one; in it
@@ -137,8 +135,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted(name for name in names if name and not name.startswith("."))
 
 
-@dataclass(frozen=True, slots=True)
-class Documents(Generic[T]):
+class Documents(NamedTuple, Generic[T]):
     """The records NAME.json of a directory."""
 
     directory: Path

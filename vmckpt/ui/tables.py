@@ -4,7 +4,6 @@ Without a terminal, each row is one line. On a terminal that is too narrow, empt
 out, and cells are wrapped.
 """
 
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +133,11 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _terminal_width() -> int | None:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil  # costs 1 ms
+
+    return shutil.get_terminal_size().columns
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

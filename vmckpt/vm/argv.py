@@ -1,9 +1,7 @@
 """QEMU's command line from a spec. Pure."""
 
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +11,14 @@ from vmckpt.vm.adopted.isolation import isolated, unconnected
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.record import RAM_NAME, Platform
 from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
-# What QEMU calls the guest's RAM.
-RAM_NAME = "ram0"
 # System calls that no QEMU of vmckpt needs but a compromised one would use: to become another user,
 # start programs, or raise its priority. The same as libvirt's. What vmckpt itself has QEMU do (a
 # userfaultfd, real-time priority for a pause) is not among them, or is done from outside.
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """The values of "auto" in a spec, resolved on the VM's first host; they move with the VM."""
-
-    machine: str
-    accel: str
-    cpu: str
 
 
 def qemu_argv(
@@ -207,6 +195,8 @@ def bridged_macs(spec: Spec) -> list[str]:
 
 def default_mac(vm_name: str, number: int) -> str:
     """A stable locally administered MAC for NIC `number` of the VM."""
+    import hashlib
+
     digest = hashlib.sha256(f"{vm_name}/{number}".encode()).digest()
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in digest[:3])
 

@@ -16,12 +16,12 @@ from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.inventory.inventory import all_hosts, local_host
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, homes, require_unused
 from vmckpt.vm.lifecycle import boot, held, owner
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
+from vmckpt.vm.record import Platform
 from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import sweep

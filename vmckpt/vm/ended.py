@@ -7,25 +7,26 @@ VM is started or removed.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NotRequired, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import last_lines
 
 _STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
+# The first line of a QEMU's log.
+LOG_HEAD = "vmckpt: QEMU of"
 # A page of guest memory may be a huge page.
 _PAGE_BYTES = 2 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
+class _Missing(TypedDict):
     """A pager's record of missing pages. `lost`: why one cannot be loaded."""
 
-    lost: str | None = None
+    lost: NotRequired[str | None]
 
 
 def ran_to_the_end(log: str) -> bool:
@@ -63,5 +64,18 @@ async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
 def _lost(text: str | None) -> str:
     """Why a missing page could not be loaded, if the pager says so."""
     with suppress(MalformedError):
-        return convert(_Missing, parse(text or "{}")).lost or ""
+        return convert(_Missing, parse(text or "{}")).get("lost") or ""
     return ""
+
+
+async def last_lines(host: Host, stderr: Path) -> str:
+    """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
+    lines = [
+        line.partition("Z ")[2] or line
+        for line in (await host.read_text(stderr) or "").splitlines()
+        if line.strip() and not line.startswith(LOG_HEAD)
+    ]
+    lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
+    lines = [line for line in lines if not line.startswith("vm_state_notify")]
+    telling = [line for line in lines if not line.startswith("warning")] or lines
+    return "; ".join(telling[-3:])

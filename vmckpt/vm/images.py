@@ -10,10 +10,9 @@ import stat
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
@@ -52,8 +51,7 @@ class File(NamedTuple):
     allocated_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostImage:
+class HostImage(NamedTuple):
     """A file in the folder; `users` says what needs it, empty: no known user."""
 
     path: Path
@@ -322,21 +320,18 @@ async def _vm_texts(host: Host) -> list[_VmText]:
     return [_VmText(user, text, is_spec) for user, text, is_spec in texts if text]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReaderRequest:
+class _ReaderRequest(TypedDict):
     """The part of a job's request that names the checkpoint it reads (a fork has it in `wish`)."""
 
-    checkpoint: str | None = None
-    wish: "_ReaderRequest | None" = None
+    checkpoint: NotRequired[str | None]
+    wish: NotRequired["_ReaderRequest | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReaderOrder:
-    request: _ReaderRequest | None = None
+class _ReaderOrder(TypedDict):
+    request: NotRequired[_ReaderRequest | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _ReaderOutcome:
+class _ReaderOutcome(TypedDict):
     is_over: bool
 
 
@@ -348,9 +343,10 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
             job = JobFiles.of(host.state_dir, kind, run)
             order, outcome = await host.read_text(job.order), await host.read_text(job.outcome)
             with suppress(MalformedError):
-                request = convert(_ReaderOrder, parse(order or "{}")).request or _ReaderRequest()
-                checkpoint = request.checkpoint or (request.wish and request.wish.checkpoint)
-                is_over = convert(_ReaderOutcome, parse(outcome)).is_over if outcome else False
+                request = convert(_ReaderOrder, parse(order or "{}")).get("request") or {}
+                wish = request.get("wish") or {}
+                checkpoint = request.get("checkpoint") or wish.get("checkpoint")
+                is_over = convert(_ReaderOutcome, parse(outcome))["is_over"] if outcome else False
                 if checkpoint and not is_over:
                     found.append((f"{kind} run {run}", checkpoint))
     return found

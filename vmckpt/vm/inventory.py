@@ -21,11 +21,10 @@ from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
 from vmckpt.state.documents import EMPTY, damaged, is_empty
-from vmckpt.vm.argv import RAM_NAME
 from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
+from vmckpt.vm.record import RAM_NAME, Qemu, open_monitor
 from vmckpt.vm.spec.spec import Spec, parse_spec
-from vmckpt.vm.start import Qemu, open_monitor
 
 QUERY_TIMEOUT_S = 2.0
 # What the holder of a VM's lock reports while it recovers an interrupted migration.

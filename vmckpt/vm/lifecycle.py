@@ -16,11 +16,11 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm, require_unused
-from vmckpt.vm.passthrough.plug import plug
+from vmckpt.vm.passthrough.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.power_off import power_off
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.spec.spec_text import written
 from vmckpt.vm.start import (
@@ -281,11 +281,20 @@ async def _go_on(vm: Vm) -> Vm:
         status = (await commands.query_status(monitor)).status
         if status == "prelaunch" and not vm.qemu.is_foreign:
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
-            await plug(vm.host, vm.qemu.files, monitor, vm.spec.passthrough)
+            await _plug(vm.host, vm.qemu.files, monitor, vm.spec.passthrough)
         elif status not in STANDING_STILL:
             raise _runs_already(vm)
         await commands.cont(monitor)
         return vm
+
+
+async def _plug(
+    host: Host, files: QemuDir, monitor: Monitor, devices: tuple[Passthrough, ...]
+) -> None:
+    if devices:  # few VMs have any: the others do without these modules
+        from vmckpt.vm.passthrough.plug import plug
+
+        await plug(host, files, monitor, devices)
 
 
 def _runs_already(vm: Vm) -> RefusedError:
@@ -311,7 +320,7 @@ async def boot(
     qemu, monitor = await start_qemu(host, spec, platform, files, incoming=False)
     try:
         await plug_taps(host, spec, files)
-        await plug(host, files, monitor, spec.passthrough)
+        await _plug(host, files, monitor, spec.passthrough)
         if not starts:
             # First: what vm.json names is resumed by the next start if it lives.
             await end_qemu(host, spec.ram_dir, files)

@@ -13,11 +13,11 @@ from vmckpt.codec import builtins, convert
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Executable, Host
-from vmckpt.installing import OS_RELEASE, Need, advice
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
-from vmckpt.vm.start import greeted, last_lines
+from vmckpt.vm.ended import last_lines
+from vmckpt.vm.start import greeted
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
@@ -111,6 +111,8 @@ async def _binary(host: Host) -> Executable:
     """The binary that host.qemu names. Raises RefusedError, HostDownError."""
     if found := await host.find_executable(host.qemu):
         return found
+    from vmckpt.installing import OS_RELEASE, Need, advice
+
     await host.require_up()  # on one that is down there is nothing
     raise RefusedError(
         f"{host.name} has no QEMU",

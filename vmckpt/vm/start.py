@@ -4,9 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from vmckpt.errors import (
     BusyError,
@@ -24,8 +22,10 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.units import format_size
-from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.argv import qemu_argv
+from vmckpt.vm.ended import LOG_HEAD, last_lines
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.users.reach import require_reachable
 from vmckpt.vm.users.user_processes import all_of_user, end_all_of
@@ -37,87 +37,6 @@ START_TIMEOUT_S = 30.0
 REMOVE_S = 300.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
-LOG_HEAD = "vmckpt: QEMU of"
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """The QEMU that a standby's QEMU has taken over from: its remains on `host` are stale."""
-
-    host: str
-    qemu_id: str
-
-
-class Qemu(NamedTuple):
-    """A QEMU process: its files, its process id, its platform.
-
-    For an adopted one (`is_foreign`) `nodes` are the names of its disks' nodes; vmckpt's own follow
-    from the spec. `private_ram`: a fork's, whose memory file is shared and read-only. `replaces`:
-    the QEMU that it took over from.
-    """
-
-    files: QemuDir
-    process: ProcessId
-    platform: Platform
-    nodes: tuple[str, ...] = ()
-    is_foreign: bool = False
-    replaces: Replaced | None = None
-    private_ram: bool = False
-    # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_name`.
-    ram_name: str = ""
-
-    def to_json(self) -> str:
-        """The content of vm.json."""
-        return _SCHEMA.encode(
-            _VmRecord(
-                self.files.qemu_id,
-                self.process.pid,
-                self.process.start_ticks,
-                self.platform,
-                self.nodes if self.is_foreign else None,
-                self.is_foreign or None,
-                self.replaces,
-                self.private_ram or None,
-                None if self.files.is_loose else "directory",
-            )
-        )
-
-    @classmethod
-    def from_json(cls, text: str, directory: VmDir) -> Self:
-        """The inverse of `to_json`. Raises StorageError on a damaged file."""
-        found = _SCHEMA.decode(text, directory.current)
-        return cls(
-            directory.qemu(found.qemu_id)._replace(is_loose=found.memory is None),
-            ProcessId(found.pid, found.start_ticks),
-            found.platform,
-            found.nodes or (),
-            found.foreign or False,
-            found.replaces,
-            found.private_ram or False,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _VmRecord:
-    """vm.json. `memory` is "directory" if the QEMU's memory has a directory of its own."""
-
-    qemu_id: str
-    pid: int
-    start_ticks: int
-    platform: Platform
-    nodes: tuple[str, ...] | None = None
-    foreign: bool | None = None
-    replaces: Replaced | None = None
-    private_ram: bool | None = None
-    memory: str | None = None
-
-
-_SCHEMA = Schema(
-    _VmRecord,
-    "end the VM's QEMU by hand if it runs, keep a copy of spec.toml, remove {directory}, and run "
-    "the VM again from the copy: vmckpt vm run",
-    omits_none=True,
-)
 _PROCESS = Schema(
     ProcessId,
     'write {{"pid": N, "start_ticks": N}} into it, both as in vm.json of the VM',
@@ -309,13 +228,6 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
     await host.remove(files.path)
 
 
-async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.0) -> Monitor:
-    """A session on one of the VM's monitors. Raises HostDownError, MonitorLostError."""
-    return await Monitor.connect(
-        await host.connect(path), f"{qemu.files.vm_name} on {host.name}", timeout_s
-    )
-
-
 class _EndedSilentlyError(OperationFailedError):
     """A QEMU that ended during its start without a message: it crashed."""
 
@@ -387,19 +299,6 @@ async def _whereabouts(host: Host, process: ProcessId) -> str:
     wchan = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
     state = " ".join(status_fields(status).get("State", []))
     return f"; the process is in {wchan or '?'}, state {state}" if state else ""
-
-
-async def last_lines(host: Host, stderr: Path) -> str:
-    """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
-    lines = [
-        line.partition("Z ")[2] or line
-        for line in (await host.read_text(stderr) or "").splitlines()
-        if line.strip() and not line.startswith(LOG_HEAD)
-    ]
-    lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
-    lines = [line for line in lines if not line.startswith("vm_state_notify")]
-    telling = [line for line in lines if not line.startswith("warning")] or lines
-    return "; ".join(telling[-3:])
 
 
 def _require_short_paths(host: Host, files: QemuDir) -> None:

@@ -6,10 +6,9 @@ from vmckpt.checkpoint.restore.paging import MISSING, see_to_pages
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.state.documents import load_from
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.paths import IN_MEMORY, QemuDir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Platform, Qemu
 
 _PAGES = "pages"
 

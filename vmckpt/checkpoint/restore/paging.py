@@ -21,7 +21,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Qemu
 
 T = TypeVar("T")
 ANSWER_S, POLL_S = 30.0, 0.02

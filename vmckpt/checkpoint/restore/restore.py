@@ -81,7 +81,8 @@ from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
 from vmckpt.vm.paths import IN_MEMORY, lock_path
-from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
+from vmckpt.vm.record import Qemu
+from vmckpt.vm.start import end_qemu, plug_taps, start_qemu, sweep
 
 
 async def restore(

@@ -49,12 +49,12 @@ from vmckpt.state.durable import make_dir_durably
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.create import settled_platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import Qemu, new_qemu_id
+from vmckpt.vm.start import new_qemu_id
 
 # What prevents the machine from running here does not prevent having its disks here.
 _OF_THE_MACHINE = frozenset(

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.errors import RefusedError
@@ -13,11 +12,10 @@ from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(TypedDict):
     """`run`: the drain that set it."""
 
-    run: str | None = None
+    run: NotRequired[str | None]
 
 
 def _mark(host: Host) -> Path:
@@ -32,7 +30,7 @@ async def close(host: Host, facts: Mapping[str, Any]) -> None:
 
 async def closed_by(host: Host) -> str | None:
     """The run of the drain that marked the host. Raises MalformedError, HostDownError."""
-    return convert(_Mark, parse(await host.read_text(_mark(host)) or "")).run
+    return convert(_Mark, parse(await host.read_text(_mark(host)) or "")).get("run")
 
 
 async def reopen(host: Host, of_run: str | None = None) -> None:

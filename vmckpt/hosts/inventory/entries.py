@@ -1,8 +1,6 @@
 """Convert inventory entries from and to JSON."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.codec import builtins, convert
@@ -15,15 +13,6 @@ if TYPE_CHECKING:
 LOCAL, SSH = "local", "ssh"
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """How to reach a host over SSH, as in its file."""
-
-    address: str
-    ssh_config: Path | None = None
-    vmckpt: str = "vmckpt"
-
-
 def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
     """The entry of a host. Raises ValueError on a malformed one, UsageError on its address."""
     # A person may have written it: an empty value counts as missing.
@@ -33,9 +22,9 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
             return convert(LocalHost, given)
         case "ssh":
             from vmckpt.hosts.ssh.address import Address
-            from vmckpt.hosts.ssh.entry import SshEntry
+            from vmckpt.hosts.ssh.entry import Reached, SshEntry
 
-            shared, reached = convert(HostEntry, given), convert(_Reached, given)
+            shared, reached = convert(HostEntry, given), convert(Reached, given)
             if reached.ssh_config and not reached.ssh_config.is_absolute():
                 raise ValueError(f"'{reached.ssh_config}' must be an absolute path")
             return SshEntry(
@@ -53,5 +42,7 @@ def entry_to_json(entry: "LocalHost | SshEntry") -> dict[str, Any]:
     del fields["name"]
     if isinstance(entry, LocalHost):
         return {"kind": LOCAL, "enter": list(entry.enter), **fields}
-    reached = _Reached(str(entry.address), entry.address.config, entry.vmckpt)
+    from vmckpt.hosts.ssh.entry import Reached
+
+    reached = Reached(str(entry.address), entry.address.config, entry.vmckpt)
     return {"kind": SSH, **builtins(reached), **fields}

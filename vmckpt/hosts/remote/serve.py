@@ -3,10 +3,9 @@
 import asyncio
 import os
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vmckpt import __version__
 from vmckpt.codec import convert
@@ -37,8 +36,7 @@ QUESTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientHello:
+class _ClientHello(TypedDict):
     """The other side's first message: its name for this host, and the state directory here."""
 
     name: str
@@ -62,10 +60,10 @@ async def serve(
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             theirs = convert(_ClientHello, (await read_frame(reader)).json)
-        host = LocalHost(theirs.name, theirs.state_dir, "127.0.0.1")
+        host = LocalHost(theirs["name"], theirs["state_dir"], "127.0.0.1")
     except (EOFError, OSError, TimeoutError, ValueError):
         return  # it has gone, or speaks another protocol, as it knows from our hello
-    os.environ["VMCKPT_STATE_DIR"] = str(theirs.state_dir)
+    os.environ["VMCKPT_STATE_DIR"] = str(theirs["state_dir"])
     await _Server(host, reader, writer).run()
 
 

@@ -10,7 +10,6 @@ import errno
 import hmac
 import json
 import secrets
-import shutil
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import HostDownError, OperationFailedError
@@ -57,8 +56,7 @@ class TlsEndpoint:
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class _ListenRequest:
+class _ListenRequest(TypedDict):
     """link.json: the address, the ports (0, 0: any), and the token for access."""
 
     address: str
@@ -87,9 +85,10 @@ async def have_listen(host: Host, directory: Path, verb: Sequence[str] = ("link"
     """
     token = secrets.token_hex(32)
     first, last = host.migration_ports or (0, 0)
-    request = _ListenRequest(host.migration_address, first, last, token)
+    address = host.migration_address
+    request = _ListenRequest(address=address, first=first, last=last, token=token)
     await host.make_dir(directory)
-    await host.write_text(directory / _REQUEST, json.dumps(builtins(request)))
+    await host.write_text(directory / _REQUEST, json.dumps(request))
     command = [*await host.own_command(), *verb, str(directory)]
     listener = await host.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
@@ -166,12 +165,14 @@ async def listen(directory: Path, state_dir: Path) -> None:
         await visits.until_over(directory)
         listener.close()
         await visits.end()
+    import shutil  # costs 1 ms
+
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def token_of(directory: Path) -> str:
     """The token that visitors must present; read it before `listening`."""
-    return _read_request(directory).token
+    return _read_request(directory)["token"]
 
 
 def _read_request(directory: Path) -> _ListenRequest:
@@ -280,8 +281,8 @@ async def listening(directory: Path, visit: Visit) -> Listener:
     replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    sock = await _bind(request.address, (request.first, request.last))
-    listener = Listener(sock, context, request.token, visit)
+    sock = await _bind(request["address"], (request["first"], request["last"]))
+    listener = Listener(sock, context, request["token"], visit)
     answer = _ListenAnswer(listener.port, one_time.fingerprint)
     replace(directory / _LISTENS, json.dumps(builtins(answer)))
     return listener

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.errors import HostDownError
@@ -25,15 +24,14 @@ class Silence(NamedTuple):
     too_short_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
+class _Reply(TypedDict, total=False):
     """An observer's answer; the last number of a gap is its length."""
 
-    received: int = 0
-    lost: int = 0
-    last_ns: int | None = None
-    longest_gap_ms: float = 0.0
-    gaps_over_20ms: tuple[tuple[float, ...], ...] = ()
+    received: int
+    lost: int
+    last_ns: int | None
+    longest_gap_ms: float
+    gaps_over_20ms: tuple[tuple[float, ...], ...]
 
 
 async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
@@ -61,7 +59,8 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
             why=str(exc) or type(exc).__name__,
             remedy="guest-visible downtime is unknown; see `vmckpt lab status`",
         ) from exc
-    if not reply.received:
+    if not (received := reply.get("received", 0)):
         return None
-    silent_ms = sum(gap[-1] for gap in reply.gaps_over_20ms if gap)
-    return Silence(reply.received, reply.lost, reply.longest_gap_ms, silent_ms, reply.last_ns or 0)
+    silent_ms = sum(gap[-1] for gap in reply.get("gaps_over_20ms", ()) if gap)
+    longest_gap_ms, last_ns = reply.get("longest_gap_ms", 0.0), reply.get("last_ns") or 0
+    return Silence(received, reply.get("lost", 0), longest_gap_ms, silent_ms, last_ns)

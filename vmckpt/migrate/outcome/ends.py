@@ -11,8 +11,9 @@ from vmckpt.migrate.outcome.ownership import MigrationEnd, OwnershipView
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
+from vmckpt.vm.ended import last_lines
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu, last_lines, processes
+from vmckpt.vm.start import end_qemu, processes
 
 QUERY_TIMEOUT_S = 3.0
 # Prefix of all jobs, nodes and exports of copies.

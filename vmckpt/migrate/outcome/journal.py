@@ -17,9 +17,9 @@ from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.options.migration import Method
 from vmckpt.state.documents import Schema, save_to
 from vmckpt.state.durable import part_of
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.record import Platform
 
 if TYPE_CHECKING:
     from vmckpt.preflight.migration.checks import Preflight

@@ -39,7 +39,7 @@ from vmckpt.migrate.steps.settings import leave_plain
 from vmckpt.state.durable import part_of
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.record import Qemu
 
 # The outcomes of a recovery.
 FINISHED, UNDONE = "finished: the VM is on the destination", "undone: the VM is on the source"

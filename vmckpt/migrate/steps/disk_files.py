@@ -13,7 +13,6 @@ from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.vm.create import create_image
 from vmckpt.vm.paths import PROOF_SUFFIX
-from vmckpt.vm.superseded import is_superseded
 from vmckpt.vm.users.path_user import path_user, remove_as
 
 if TYPE_CHECKING:
@@ -42,8 +41,11 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
         proof = _proof(copy.target, run)
         if not await host.exists(copy.target.parent):
             await host.make_dir(copy.target.parent)
-        if copy.replaces and await is_superseded(host, vm, copy.target):
-            await host.remove(copy.target)
+        if copy.replaces:
+            from vmckpt.vm.superseded import is_superseded
+
+            if await is_superseded(host, vm, copy.target):
+                await host.remove(copy.target)
         await create_image(host, proof, copy.format, copy.size_bytes)
         # A link fails if the name was taken meanwhile; a rename would replace that file.
         done = await host.run(["ln", "-T", "--", str(proof), str(copy.target)])

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.sockets.guest_silence import guest_silence
-from vmckpt.hosts.sockets.heartbeats import Silence
 from vmckpt.migrate.steps.echo import Echo
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.sockets.heartbeats import Silence
 
 HEARTBEATS, ARP = "heartbeats", "arp"
 T = TypeVar("T")
@@ -60,6 +61,8 @@ class GuestDowntime:
 
     async def _hear(self, began_s: float, ended_s: float) -> Heard:
         if self._guest is not None:
+            from vmckpt.hosts.sockets.guest_silence import guest_silence
+
             found = await guest_silence(
                 self._destination, self._guest, began_s, ended_s, self._note
             )
@@ -76,7 +79,7 @@ class GuestDowntime:
             return None
 
 
-def _by(how: str, found: Silence | None, heartbeats_lost: int | None = None) -> Heard:
+def _by(how: str, found: "Silence | None", heartbeats_lost: int | None = None) -> Heard:
     if found is None:
         return Heard()
     return Heard(found.longest_gap_ms, found.silent_ms, heartbeats_lost, how, found.too_short_ms)

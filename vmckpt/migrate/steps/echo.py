@@ -1,10 +1,9 @@
 """Guest-visible downtime of any guest: a probe on its source's bridge that asks it by ARP."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.deadlines import poll
@@ -12,12 +11,12 @@ from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.hosts.sockets.arp import LAST_S
-from vmckpt.hosts.sockets.heartbeats import Silence
-from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.argv import bridged_macs
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.sockets.heartbeats import Silence
 
 _POLL_S = 0.05
 # How the names of probes' output files begin; the rest names the run.
@@ -31,40 +30,40 @@ class BridgedNic(NamedTuple):
     mac: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Neighbour:
+class _Neighbour(TypedDict, total=False):
     """A line of `ip -j neigh`."""
 
-    dst: str = ""
-    lladdr: str = ""
-    state: tuple[str, ...] = ()
+    dst: str
+    lladdr: str
+    state: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _ProbeOutput:
+class _ProbeOutput(TypedDict, total=False):
     """What the probe printed: figures, or why it has none."""
 
-    received: int = 0
-    lost: int = 0
-    longest_gap_ms: float = 0.0
-    silent_ms: float = 0.0
-    too_short_ms: float = 0.0
-    why: str = ""
+    received: int
+    lost: int
+    longest_gap_ms: float
+    silent_ms: float
+    too_short_ms: float
+    why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(NamedTuple):
     """A probe that runs on a host. It ends by itself soon after its run gives up the VM's lock."""
 
     host: Host
     process: ProcessId
     out: Path
 
-    async def end(self) -> Silence | None:
+    async def end(self) -> "Silence | None":
         """End it; the guest's silence since it began, None if the probe has ended by itself.
 
         Raises HostDownError, MalformedError, OperationFailedError: it saw nothing of the guest.
         """
+        from vmckpt.hosts.sockets.arp import LAST_S
+        from vmckpt.hosts.sockets.heartbeats import Silence
+
         await self.host.interrupt(self.process)
         text = await poll(
             lambda: self.host.read_text(self.out),
@@ -76,17 +75,17 @@ class Echo:
         if not text:
             return None
         reply = convert(_ProbeOutput, parse(text))
-        if reply.why:
+        if why := reply.get("why"):
             raise OperationFailedError(
-                f"nothing was seen of it from {self.host.name}", why=reply.why, remedy="none"
+                f"nothing was seen of it from {self.host.name}", why=why, remedy="none"
             )
         return Silence(
-            reply.received,
-            reply.lost,
-            reply.longest_gap_ms,
-            reply.silent_ms,
+            reply.get("received", 0),
+            reply.get("lost", 0),
+            reply.get("longest_gap_ms", 0.0),
+            reply.get("silent_ms", 0.0),
             last_ns=0,
-            too_short_ms=reply.too_short_ms,
+            too_short_ms=reply.get("too_short_ms", 0.0),
         )
 
 
@@ -137,12 +136,16 @@ async def _neighbour(host: Host, nic: BridgedNic) -> IPv4Address | None:
 def _address(neighbours: Iterable[_Neighbour], mac: str) -> IPv4Address | None:
     """The IPv4 address that a host knows a MAC by. Pure."""
     for one in neighbours:
-        if one.lladdr.lower() == mac and "." in one.dst and "FAILED" not in one.state:
-            return IPv4Address(one.dst)
+        dst = one.get("dst", "")
+        is_known = "." in dst and "FAILED" not in one.get("state", ())
+        if is_known and one.get("lladdr", "").lower() == mac:
+            return IPv4Address(dst)
     return None
 
 
 async def _by_agent(host: Host, path: Path, mac: str) -> IPv4Address | None:
+    from vmckpt.qemu.agent import GuestAgent
+
     try:
         agent = await GuestAgent.connect(await host.connect(path), timeout_s=1.0)
         try:

@@ -10,9 +10,9 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.outcome.ends import End, discard
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, foreign_process, processes
+from vmckpt.vm.record import Platform, Qemu
+from vmckpt.vm.start import foreign_process, processes
 
 QUIT_S, QUIT_POLL_S = 5.0, 0.01
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 
-from vmckpt.devices.destination import prepare_devices
 from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.outcome.ends import Pair
@@ -14,7 +13,8 @@ from vmckpt.sequence.steps import both
 from vmckpt.vm.identity import hand_over
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, plug_taps, start_qemu
+from vmckpt.vm.record import Qemu
+from vmckpt.vm.start import plug_taps, start_qemu
 
 
 async def write_down(vm: Vm, pair: Pair) -> None:
@@ -36,7 +36,10 @@ async def prepare_destination(
     another machine; OperationFailedError: one keeps other settings.
     """
     qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
-    await prepare_devices(vm, pair.destination)
+    if vm.spec.passthrough:
+        from vmckpt.devices.destination import prepare_devices
+
+        await prepare_devices(vm, pair.destination)
     await both(
         plug_taps(pair.destination.host, vm.spec, pair.destination.files),
         both(_compare(pair, ours), set_destination(pair, agreement)),

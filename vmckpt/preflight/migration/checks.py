@@ -22,7 +22,6 @@ from vmckpt.preflight.migration.method import (
     postcopy_risk,
     resolve_method,
 )
-from vmckpt.preflight.passthrough import detached_addresses, passthrough_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import (
     Abilities,
@@ -118,9 +117,7 @@ async def _checked(vm: Vm, destination: Host, options: MigrationOptions) -> Pref
         destination_host.clock(vm.host, destination),
         [encrypted],
         source.checks,
-        passthrough_checks(
-            vm, destination, may_postcopy=options.may_postcopy, is_running=source.is_running
-        ),
+        _passthrough(vm, destination, options, is_running=source.is_running),
         postcopy_risk(options),
         encryption_checks(options, encryption),
         copy_checks(options, copies_disks=bool(disks.copies)),
@@ -154,6 +151,29 @@ async def busy(vm: Vm) -> Finding | None:
     return Finding(
         "busy", REFUSE, reason, "wait for its end; it may be the cause of the other findings"
     )
+
+
+async def _passthrough(
+    vm: Vm, destination: Host, options: MigrationOptions, *, is_running: bool
+) -> AsyncIterator[Finding]:
+    """Few VMs have passed-through devices: the others do without these modules."""
+    if vm.spec.passthrough:
+        from vmckpt.preflight.passthrough import passthrough_checks
+
+        may = options.may_postcopy
+        async for found in passthrough_checks(
+            vm, destination, may_postcopy=may, is_running=is_running
+        ):
+            yield found
+
+
+async def _away(vm: Vm) -> frozenset[str]:
+    """The host's functions that are unplugged before QEMU is asked to migrate."""
+    if not vm.spec.passthrough:
+        return frozenset()
+    from vmckpt.preflight.passthrough import detached_addresses
+
+    return await detached_addresses(vm)
 
 
 def _return_checks(
@@ -242,7 +262,7 @@ async def _inspect_source(vm: Vm, options: MigrationOptions) -> _MigrationSource
             both(commands.query_status(monitor), commands.query_migrate(monitor)),
             both(query_disk_images(monitor), commands.query_version(monitor)),
         )
-        away = await detached_addresses(vm)
+        away = await _away(vm)
         blockers = [
             blocker
             for blocker in migration.blockers

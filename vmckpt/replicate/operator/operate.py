@@ -37,7 +37,7 @@ from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import COPYING, DEAD, PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, inspect, read_vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 
 async def failover(

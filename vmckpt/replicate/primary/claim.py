@@ -29,7 +29,7 @@ from vmckpt.replicate.request import (
 from vmckpt.state.documents import Schema, load_from
 from vmckpt.state.durable import write_durably
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.start import Replaced
+from vmckpt.vm.record import Replaced
 
 ASK_TIMEOUT_S = 20.0
 

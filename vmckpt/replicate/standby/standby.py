@@ -57,8 +57,9 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.record import Replaced
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import Replaced, sweep
+from vmckpt.vm.start import sweep
 
 COME_S, CHECK_S = 60.0, 0.25
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.qemu.inside import GuestDrive
-from vmckpt.vm.argv import Platform
+from vmckpt.vm.record import Platform
 
 
 class AdoptedFacts(NamedTuple):

@@ -11,8 +11,8 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.options import split_options
 from vmckpt.vm.adopted.settings import parse_settings
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import images_dir
+from vmckpt.vm.record import Platform
 
 
 async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:

@@ -1,16 +1,14 @@
 """The values of QEMU's options: `key=value,...` with doubled commas, or JSON. Pure."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.escape import double_commas
 
 Value = str | int | bool
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValues:
+class KeyValues(NamedTuple):
     """`key=value,...` in order; if a key is repeated, the last value counts."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -40,8 +38,7 @@ class KeyValues:
         return ",".join(f"{key}={double_commas(value)}" for key, value in self.pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonObject:
+class JsonObject(NamedTuple):
     """The same for a JSON object; dotted keys reach nested objects."""
 
     data: dict[str, Any]

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from vmckpt.errors import RefusedError
-from vmckpt.vm.argv import FIRST_SLOT, Platform, default_mac
+from vmckpt.vm.argv import FIRST_SLOT, default_mac
+from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Disk, Nic, Spec
 
 

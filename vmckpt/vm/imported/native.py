@@ -19,7 +19,7 @@ from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.images import FORMATS
 from vmckpt.vm.adopted.options import Option, split_options
 from vmckpt.vm.adopted.settings import KeyValues, Settings, parse_settings
-from vmckpt.vm.argv import Platform
+from vmckpt.vm.record import Platform
 
 # The key of a first value that has none.
 _IMPLIED = {"machine": "type", "accel": "accel", "smp": "cpus", "m": "size", "device": "driver",

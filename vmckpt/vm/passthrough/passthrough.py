@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.errors import UsageError
-from vmckpt.hosts.ssh.address import Address
 from vmckpt.vm.spec.toml_table import TomlTable
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.ssh.address import Address
 
 VFIO = "vfio-pci"
 MDEV = "mdev:"
@@ -59,7 +61,7 @@ class Passthrough(NamedTuple):
     limits_s: dict[str, int]
     options: dict[str, Any]
     nic: int | None = None
-    ssh: Address | None = None
+    ssh: "Address | None" = None
 
     @property
     def netdev(self) -> str | None:
@@ -123,11 +125,13 @@ def read_passthrough(table: TomlTable) -> Passthrough:
     return found
 
 
-def _ssh(table: TomlTable) -> Address | None:
+def _ssh(table: TomlTable) -> "Address | None":
     if not table.has("ssh"):
         return None
     if not table.has("hook"):
         raise table.wrong("ssh", "it is for running a hook, and there is none", "leave it out")
+    from vmckpt.hosts.ssh.address import Address
+
     try:
         return Address.parse(table.text("ssh"))
     except UsageError as exc:

@@ -10,9 +10,8 @@ has ended, mode 0600, and root handles them as before.
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict
 
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.grants import Grant, GrantKind, grant
@@ -58,20 +57,19 @@ class VmUser(NamedTuple):
 
     def to_json(self) -> str:
         """The content of user.json."""
-        return _SCHEMA.encode(_UserRecord(self.uid, self.uids, self.taps))
+        return _SCHEMA.encode({"uid": self.uid, "uids": self.uids, "taps": self.taps})
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
         """The inverse of `to_json`, without the groups. Raises StorageError on a damaged file."""
         found = _SCHEMA.decode(text, path)
         try:
-            return cls(found.uid, make_uids(*found.uids), taps=found.taps)
+            return cls(found["uid"], make_uids(*found["uids"]), taps=found["taps"])
         except ValueError as exc:
             raise _SCHEMA.damaged(path, str(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class _UserRecord:
+class _UserRecord(TypedDict):
     """user.json."""
 
     uid: int
