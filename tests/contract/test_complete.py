@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.tree.complete import CHECKPOINTS, VMS, remember, remember_new
+from vmckpt.cli.tree.names import CHECKPOINTS, VMS, remember, remember_new
 
 pytestmark = pytest.mark.contract
 SHELLS = {"bash": "complete_bash", "zsh": "complete_zsh", "fish": "complete_fish"}
@@ -99,8 +99,8 @@ def test_no_name_is_a_command_of_the_shell(state: Path, name: str, shell: str) -
 def test_names_that_cannot_be_written_end_no_command(tmp_path: Path) -> None:
     """Half a character, which JSON can have; and any that the locale has not."""
     code = (
-        "from vmckpt.cli.tree.complete import *; import vmckpt.cli.tree.complete as c;"
-        r"remember(VMS, ['\u65e5', 'a\ud800', 'web']); print(ascii(c._remembered(VMS)))"
+        "from vmckpt.cli.tree.names import VMS, remember, remembered;"
+        r"remember(VMS, ['\u65e5', 'a\ud800', 'web']); print(ascii(remembered(VMS)))"
     )
     done = subprocess.run(
         [sys.executable, "-X", "utf8=0", "-c", code],
@@ -109,3 +109,12 @@ def test_names_that_cannot_be_written_end_no_command(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == r"['\u65e5', 'web']" + "\n", done.stderr
+
+
+def test_the_same_names_are_not_written_again(state: Path) -> None:
+    kept = state / "completion" / VMS
+    before = kept.stat().st_ino
+    remember(VMS, ["web-2", "db", "db"])
+    assert kept.stat().st_ino == before
+    remember(VMS, ["db"])
+    assert kept.read_text() == "db\n"

@@ -54,9 +54,10 @@ def _run(*, with_defaults: bool) -> int:
 
 
 def _plain(words: Sequence[str]) -> Callable[[], None] | None:
-    """What does without a library for words, whose import takes a tenth of a short migration.
+    """What does without a library for words: its import is a tenth of a short migration.
 
-    What vmckpt starts on other hosts, and waits for; and a migration with no option but `--json`.
+    What vmckpt starts on other hosts, and waits for; a migration, or a list of VMs, with no option
+    but `--json`.
     """
     match words:
         case ["migrate", *rest] if len(names := _only_names(rest)) == 2 and not are_there(
@@ -65,6 +66,10 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             from vmckpt.cli.commands.moving import move_plainly
 
             return partial(move_plainly, *names, as_json="--json" in rest)
+        case ["vm", "list"] | ["vm", "list", "--json"] if not are_there("vm"):
+            from vmckpt.cli.commands.listing import list_plainly
+
+            return partial(list_plainly, as_json="--json" in words)
         case ["serve"]:
             from vmckpt.cli.hidden.far_side import far_side
 

@@ -1,7 +1,6 @@
 """Results on stdout, as text or as one JSON object; errors as what / why / what to do."""
 
 import json
-import shutil
 import sys
 from typing import Any
 
@@ -48,6 +47,8 @@ def _indented(text: str) -> str:
     """Lines of our own, on a terminal wrapped at words, below the first one's beginning."""
     found = [one_line(line) for line in text.split("\n")]
     if sys.stderr.isatty():
+        import shutil  # costs 1 ms
+
         width = shutil.get_terminal_size().columns - len(_INDENT)
         found = [part for line in found for part in wrapped(line, width)]
     return f"\n{_INDENT}".join(found)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from vmckpt.cli.output import Json, show
+from vmckpt.cli.layout import Layout
+from vmckpt.cli.output import Json
 
 
 class Form(StrEnum):
@@ -42,24 +43,13 @@ class ListOptions(NamedTuple):
         text: str = "",
         none: str = "",
     ) -> None:
-        """Print the list.
+        """As `Layout.show`. Raises UsageError also for options that exclude each other."""
+        self.layout().show(facts, header, rows, wide=wide, text=text, none=none)
 
-        `wide`: columns that -o wide adds; `text`: lines below the table; `none`: instead of an
-        empty table.
-
-        Raises UsageError: options that exclude each other, or an unknown column.
-        """
-        from vmckpt.ui.tables import chosen, table
-
-        is_wide, as_json = self.form is Form.wide, self.as_json()
-        if self.columns is not None:
-            names: Sequence[str] = self.columns.split(",")
-        else:
-            names = [name for name in header if is_wide or name not in wide]
-        # Before anything is printed: a wrong name is an error in either form.
-        header, rows = chosen(names, header, rows)
-        shown = none if none and not rows else table(header, rows, wraps=not is_wide)
-        show(facts, "\n".join(filter(None, (shown, text))), as_json=as_json)
+    def layout(self) -> Layout:
+        """What the options select. Raises UsageError: they exclude each other."""
+        columns = None if self.columns is None else self.columns.split(",")
+        return Layout(self.form is Form.wide, columns, self.as_json())
 
     def as_json(self) -> bool:
         """Whether JSON is asked for. Raises UsageError: so is something else."""

@@ -77,7 +77,7 @@ def create(
         return
     from vmckpt.checkpoint.requests import TakeOptions
     from vmckpt.cli.found import find as find_vm
-    from vmckpt.cli.tree.complete import CHECKPOINTS, remember_new
+    from vmckpt.cli.tree.names import CHECKPOINTS, remember_new
 
     allowed_s = pause_s(max_pause, kind.value)
     tags = given_tags(tag or [])
@@ -131,7 +131,7 @@ def list_(
         return
     from vmckpt.checkpoint.catalogue.catalogue import to_json
     from vmckpt.checkpoint.catalogue.tree import rows
-    from vmckpt.cli.tree.complete import CHECKPOINTS, remember
+    from vmckpt.cli.tree.names import CHECKPOINTS, remember
 
     key = stored.key()
     groups.settle(key)

@@ -19,7 +19,7 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vmckpt.drivers.driver import Driver, Started, VmInfo
+    from vmckpt.drivers.driver import Driver, Started
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -104,44 +104,9 @@ def list_(
     listing: ListOptions,
 ) -> None:
     """List the VMs of all hosts."""
-    from vmckpt.cli.tree.complete import VMS, remember
-    from vmckpt.drivers.find import inspect_everywhere
-    from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.units import format_size
+    from vmckpt.cli.commands.listing import list_vms
 
-    found = run(inspect_everywhere([find_host(name) for name in host] if host else None))
-    for error in found.silent:
-        warn(f"not asked: {error}")
-    if not host:
-        remember(VMS, [vm.name for vm in found.given])
-    rows = [
-        (
-            vm.name,
-            vm.host,
-            _state(vm),
-            str(vm.vcpus),
-            format_size(vm.memory_bytes),
-            vm.machine,
-            "libvirt" if vm.driver == "libvirt" else "vmckpt",
-            vm.accel or "-",
-            vm.cpu or "-",
-            str(vm.pid or "-"),
-            " ".join(vm.disks) or "-",
-        )
-        for vm in found.given
-    ]
-    usual = ("name", "host", "state", "vcpus", "memory", "machine")
-    wide = ("managed by", "accelerator", "cpu", "pid", "disks")
-    for one in (one for one in found.arrivals if one.operation is None):
-        warn(f"{one.vm} may run on {one.host}: its migration there was interrupted; recover it: "
-             f"vmckpt migrate --recover {one.vm}")  # fmt: skip
-    unread = {id(one.error): one.vm for one in found.unread}
-    silent = [{"what": error.what, "why": error.why, "remedy": error.remedy,
-               "vm": unread.get(id(error))} for error in found.silent]  # fmt: skip
-    facts = {"vms": [vm.to_json() for vm in found.given], "silent": silent,
-             "unanswered": found.unanswered,
-             "arrivals": [one._asdict() for one in found.arrivals]}  # fmt: skip
-    listing.show(facts, (*usual, *wide), rows, wide=wide)
+    list_vms(host, listing.layout())
 
 
 @app.command("show")
@@ -408,13 +373,6 @@ def _to_remove(name: str, host: str | None, *, disks: bool) -> "Driver":
 
 def _loss(name: str, paths: "Sequence[Path]") -> str:
     return f"'{name}' is removed for good, with its disks: {', '.join(map(str, paths)) or 'none'}."
-
-
-def _state(vm: "VmInfo") -> str:
-    state = f"{vm.state} (QEMU died)" if vm.ended else vm.state
-    if vm.operation:
-        return f"{state} ({vm.operation})"
-    return f"{state} (migration interrupted)" if vm.migration_cut_off else state
 
 
 def _show_started(name: str, host: str, started: "Started", *, as_json: bool) -> None:
