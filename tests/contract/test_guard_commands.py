@@ -27,8 +27,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import guard as guards
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
-from vmckpt.fleet.guard.proof import require_provable
-from vmckpt.fleet.guard.record import GuardPhase, GuardProof, GuardRecord, Where
+from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, Where
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
@@ -303,19 +302,6 @@ def test_what_needs_an_agent_is_refused_where_there_is_none(
         asyncio.run(health.require_possible(vm, found, in_guest=in_guest))
     elsewhere = (parse_check("tcp:192.0.2.1:80", None), parse_check("true", None))
     asyncio.run(health.require_possible(vm, elsewhere, in_guest=False))
-
-
-def test_no_copy_is_to_prove_the_checkpoint_of_an_adopted_vm() -> None:
-    """It was refused after the checkpoint had been taken, with advice about restores."""
-
-    async def inspect() -> Any:
-        return SimpleNamespace(adopted=True)
-
-    vm: Any = SimpleNamespace(name="web", inspect=inspect)
-    with pytest.raises(RefusedError, match="no copy of 'web'") as refused:
-        asyncio.run(require_provable(vm, GuardProof.RUN))
-    assert "--proof read" in refused.value.remedy
-    asyncio.run(require_provable(vm, GuardProof.READ))
 
 
 def test_a_vm_that_does_not_run_is_not_well() -> None:

@@ -126,8 +126,6 @@ def test_an_adopted_vm_goes_back(version: str) -> None:
         taken = made.ok("checkpoint", "create", "hand", "--kind", "file", "--name", "whole")
         assert taken["saved_as"] == ("stream" if version == "7.2" else "mapped-ram")
         asyncio.run(_by_hand_sound(made))
-        refused = made.vmckpt("checkpoint", "restore", "whole", "--as", "copy")
-        assert (refused.code, "adopted" in refused.error["why"]) == (4, True)
         made.ok("checkpoint", "restore", "whole", "--in-place")
         asyncio.run(_by_hand_sound(made))
 

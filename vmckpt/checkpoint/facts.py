@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +10,8 @@ from vmckpt.errors import RefusedError, UsageError
 from vmckpt.qemu.compare import GuestMachine, differences
 from vmckpt.store.files.decoding import count, listed, mapping, number
 from vmckpt.store.files.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
-from vmckpt.vm.spec.spec import MAC, parse_spec
+from vmckpt.vm.argv import macs
+from vmckpt.vm.spec.spec import MAC, Spec, parse_spec
 
 FORMAT = 1
 _MOST, _MOST_DEVICES = 1 << 62, 4096
@@ -227,12 +228,13 @@ def usable_facts(manifest: Manifest) -> CheckpointFacts:
     """
     facts = known_facts(manifest.facts)
     try:
-        _require_consistent(facts, manifest)
+        spec = _consistent(facts, manifest)
     except UnknownFactsError as exc:
         raise _unknown(str(exc)) from exc
     except UsageError as exc:
         raise _unknown(f"{exc.what}: {exc.why}") from exc
-    return facts
+    # Before vmckpt read an adopted VM's NICs, it recorded addresses that these did not have.
+    return facts if spec.adopted is None else replace(facts, macs=macs(spec))
 
 
 def own_facts(manifest: Manifest) -> CheckpointFacts:
@@ -256,8 +258,8 @@ def _unknown(why: str) -> RefusedError:
     )
 
 
-def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
-    """Raises UnknownFactsError, UsageError (the spec)."""
+def _consistent(facts: CheckpointFacts, manifest: Manifest) -> Spec:
+    """The spec, consistent with all else. Raises UnknownFactsError, UsageError (the spec)."""
     if not _ID.fullmatch(manifest.id):
         raise UnknownFactsError("it has no id")
     spec = parse_spec(facts.spec, "the checkpoint's spec", Path("/"))
@@ -270,7 +272,8 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
     if facts.memory_bytes != spec.memory_bytes or spec.vcpus > MOST_VCPUS:
         raise UnknownFactsError("its memory or vCPUs are not those of its spec")
     _require_memory(facts, manifest)
-    if len(facts.disks) != len(spec.disks) or len(facts.macs) != len(spec.nics):
+    nics = {len(spec.nics), len(macs(spec))}
+    if len(facts.disks) != len(spec.disks) or len(facts.macs) not in nics:
         raise UnknownFactsError("its disks or NICs are not those of its spec")
     if not all(MAC.fullmatch(mac.lower()) for mac in facts.macs):
         raise UnknownFactsError("its NICs have no MAC addresses")
@@ -284,6 +287,7 @@ def _require_consistent(facts: CheckpointFacts, manifest: Manifest) -> None:
             _require_area(manifest, record.area, whole, BLOCK_CHUNK_BYTES)
         elif not record.read_only:  # its size would be bounded by nothing
             raise UnknownFactsError(f"disk {disk.path} has no content")
+    return spec
 
 
 def _require_memory(facts: CheckpointFacts, manifest: Manifest) -> None:

@@ -61,7 +61,7 @@ from vmckpt.store.files.order import of_vm
 from vmckpt.store.open import Access
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_id
-from vmckpt.vm.argv import default_mac
+from vmckpt.vm.argv import macs
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
@@ -434,7 +434,7 @@ class Taking:
                 )
                 for n, disk in enumerate(spec.disks)
             ),
-            macs=tuple(nic.mac or default_mac(spec.name, n) for n, nic in enumerate(spec.nics)),
+            macs=macs(spec),
             pause_ms=round(max(moment.pauses_s) * 1e3, 3),
             stopped_ms=round(sum(moment.pauses_s) * 1e3, 3),
             passes=moment.passes,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, Finding
+from vmckpt.vm.adopted.isolation import networks
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.cards import cards_of
 from vmckpt.vm.spec.spec import Spec
@@ -20,7 +21,7 @@ _NETWORK_CLASS = "0x02"
 async def isolation_checks(spec: Spec, host: Host) -> AsyncIterator[Finding]:
     """What connects the VM to the outside, even with its NICs cut off. Raises HostDownError."""
     leads_out, remedy = False, "accept that it is not isolated: --network plugged"
-    for driver in _drivers(spec):
+    for driver in drivers_of(spec):
         if driver.startswith(_OUTWARD):
             reason = f"its device {driver} is a connection to the host"
             leads_out = True
@@ -31,11 +32,16 @@ async def isolation_checks(spec: Spec, host: Host) -> AsyncIterator[Finding]:
             reason = f"'{wanted[card.name]}' is a network card of {host.name}"
             leads_out = True
             yield Finding("isolated", REFUSE, reason, remedy)
+    if not spec.nics and (unlisted := networks(spec.adopted.arguments if spec.adopted else ())):
+        reason = f"its spec does not list the network of '{unlisted[0]}' in [[nics]]"
+        leads_out = True
+        yield Finding("isolated", REFUSE, reason, "list it there: vmckpt vm edit")
     if not leads_out:
         yield Finding("isolated", OK, "none of its devices leads to a network")
 
 
-def _drivers(spec: Spec) -> Iterator[str]:
+def drivers_of(spec: Spec) -> Iterator[str]:
+    """The types of its devices that its owner chose; of an adopted machine, of all."""
     yield from (str(device["driver"]) for device in spec.devices)
     yield from (device.driver for device in spec.passthrough if not device.match)
     for option, value in pairwise(spec.adopted.arguments if spec.adopted else ()):

@@ -260,8 +260,12 @@ async def nbd_server_start_given(monitor: Monitor, name: str) -> None:
 async def block_export_read(
     monitor: Monitor, export: str, node: str, bitmap: tuple[str, str] | None
 ) -> None:
-    """Let NBD clients read `node` as `export`; a bitmap (node, name) shows what is dirty."""
-    options: dict[str, Any] = {"type": "nbd", "id": export, "name": export, "node-name": node}
+    """Let NBD clients read `node` as `export`; a bitmap (node, name) shows what is dirty.
+
+    The export is known by the name of the node, which is vmckpt's. `export` may be a name that QEMU
+    itself made ("#block1"), which it does not accept there.
+    """
+    options: dict[str, Any] = {"type": "nbd", "id": node, "name": export, "node-name": node}
     if bitmap:
         options["bitmaps"] = [{"node": bitmap[0], "name": bitmap[1]}]
     await monitor.tell("block-export-add", options)

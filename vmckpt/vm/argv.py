@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vmckpt.vm.adopted import nics
 from vmckpt.vm.adopted.escape import double_commas
-from vmckpt.vm.adopted.holes import fill
+from vmckpt.vm.adopted.holes import RAM, fill
 from vmckpt.vm.adopted.isolation import isolated, unconnected
-from vmckpt.vm.adopted.settings import parse_settings
+from vmckpt.vm.adopted.settings import JsonObject, parse_settings
 from vmckpt.vm.passthrough.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.record import RAM_NAME, Platform
@@ -38,15 +39,15 @@ def qemu_argv(
     Devices have fixed PCI addresses, so that both ends of a migration agree whatever other devices
     there are.
     """
-    ram = _ram(spec, files, private=private_ram, read_only=ram_is_read_only)
+    mapping = _mapping(private=private_ram, read_only=ram_is_read_only)
     return [
         qemu,
         "-name",
         f"{spec.name},process=vmckpt-{spec.name}"[:64],
         *(
-            _described(spec, platform, files, ram)
+            _described(spec, platform, files, _ram(spec, files) | mapping)
             if spec.adopted is None
-            else _adopted(spec, files)
+            else _adopted(spec, files, mapping)
         ),
         "-pidfile",
         str(files.pid),
@@ -63,12 +64,13 @@ def qemu_argv(
     ]
 
 
-def _adopted(spec: Spec, files: QemuDir) -> list[str]:
+def _adopted(spec: Spec, files: QemuDir, mapping: dict[str, Any]) -> list[str]:
     """An adopted machine, by its own command line."""
     images = [disk.on(files.state_dir) for disk in spec.disks]
     arguments: Sequence[str] = spec.adopted.arguments if spec.adopted else ()
     if spec.is_isolated:
         arguments = isolated(arguments)
+    arguments = [_mapped(word, mapping) if RAM in word else word for word in arguments]
     return fill(arguments, files, files.ram(spec.ram_dir), images, len(spec.nics))
 
 
@@ -97,14 +99,14 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, ram: dict[str, An
         *_boot(spec),
     ]
     slot, virtio = FIRST_SLOT, _virtio(platform.accel)
-    stand_ins = [device.nic for device in spec.passthrough]
+    stand_ins, addresses = [device.nic for device in spec.passthrough], macs(spec)
     for number, disk in enumerate(spec.disks):
         argv += _disk(number, disk, disk.on(files.state_dir), slot, virtio)
         slot += 1
     for number, nic in enumerate(spec.nics):
         # Isolation applies to all NICs: another NIC would be a way out.
         nic = nic._replace(isolated=spec.is_isolated)  # noqa: PLW2901
-        mac = nic.mac or default_mac(spec.name, number)
+        mac = addresses[number]
         pair = {"failover": True} if number in stand_ins else {}
         if nic.isolated and nic.network == "user":
             argv += ["-netdev", _json(unconnected(f"net{number}-off"))]
@@ -193,6 +195,14 @@ def bridged_macs(spec: Spec) -> list[str]:
     return [mac.lower() for one in given if (mac := one.get("mac") or one.get("macaddr"))]
 
 
+def macs(spec: Spec) -> tuple[str, ...]:
+    """The addresses of the guest's NICs, in order."""
+    if spec.adopted is not None:
+        return tuple(nics.macs(spec.adopted.arguments))
+    named = enumerate(spec.nics)
+    return tuple(nic.mac or default_mac(spec.name, number) for number, nic in named)
+
+
 def default_mac(vm_name: str, number: int) -> str:
     """A stable locally administered MAC for NIC `number` of the VM."""
     import hashlib
@@ -209,16 +219,24 @@ def _plain(path: Path) -> str:
     return double_commas(str(path))
 
 
-def _ram(spec: Spec, files: QemuDir, *, private: bool, read_only: bool) -> dict[str, Any]:
+def _ram(spec: Spec, files: QemuDir) -> dict[str, Any]:
     # A named, shared file, which outside access to guest RAM requires.
     return {
         "qom-type": "memory-backend-file",
         "id": RAM_NAME,
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
-        "share": not private,
-        **({"readonly": True, "rom": "off"} if read_only else {}),
     }
+
+
+def _mapping(*, private: bool, read_only: bool) -> dict[str, Any]:
+    return {"share": not private, **({"readonly": True, "rom": "off"} if read_only else {})}
+
+
+def _mapped(argument: str, mapping: dict[str, Any]) -> str:
+    """An adopted machine's RAM, if it is in a file of vmckpt's."""
+    value = parse_settings(argument)
+    return str(JsonObject(value.data | mapping)) if isinstance(value, JsonObject) else argument
 
 
 def _sockets(files: QemuDir) -> list[str]:

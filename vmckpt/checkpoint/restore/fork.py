@@ -54,6 +54,7 @@ from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import give_name, unnamed
 from vmckpt.preflight.finding import require
+from vmckpt.preflight.isolation import drivers_of
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
@@ -62,7 +63,7 @@ from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.state.durable import rename_durably
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
-from vmckpt.vm.inventory import homes
+from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, IN_MEMORY, lock_path
 from vmckpt.vm.probe import abilities
@@ -157,12 +158,6 @@ class _Forking:
         self._base = point.manifest.id
 
     async def run(self) -> list[Forked]:
-        if self._facts.kind == FILE:
-            raise RefusedError(
-                "the checkpoint cannot be forked",
-                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
-                remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
-            )
         names = [check_name(name, "VM") for name in self._options.names]
         plugged, options = self._options.plugged, self._options
         manifest = self._point.manifest
@@ -181,6 +176,7 @@ class _Forking:
             )
             for name in names
         ]
+        self._require_memory(planned[0].vm)
         if options.is_foreign:  # a forged id must not get another checkpoint's image
             self._base = f"{manifest.id}-{digest(manifest)[:8]}"
         # The room for all of them is reserved below.
@@ -198,6 +194,19 @@ class _Forking:
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
+
+    def _require_memory(self, vm: Vm) -> None:
+        """Raises RefusedError if its memory is not pages that forks could share."""
+        if self._facts.kind == FILE:
+            copy = "vmckpt checkpoint restore ID --as NAME"
+            remedy = f"make a copy of it ({copy}), and fork that"
+            if vm.ram_name is None:
+                remedy = f"make copies, each with memory of its own, which is in pieces: {copy}"
+            raise RefusedError(
+                "the checkpoint cannot be forked",
+                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
+                remedy=remedy,
+            )
 
     async def _made(self, planned: Sequence[PlannedRestore], locks: AsyncExitStack) -> list[Forked]:
         """Make and run them, with their locks held until these are released."""
@@ -229,7 +238,7 @@ class _Forking:
         if self._host.vm_uids is not None:
             why = "its VMs have users of their own (--vm-uids), which may not write to memory that "
             why += "they share"
-        elif any(device["driver"].startswith(_BALLOON) for device in spec.devices):
+        elif any(driver.startswith(_BALLOON) for driver in drivers_of(spec)):
             why = "the VM has a balloon: a page that one fork gives back is lost to the others"
         if why:
             raise RefusedError(

@@ -11,7 +11,7 @@ from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.agent import GuestAgent
-from vmckpt.vm.argv import default_mac
+from vmckpt.vm.argv import macs
 from vmckpt.vm.spec.spec import Spec
 
 _IP = ("/sbin/ip", "/bin/ip")
@@ -21,8 +21,7 @@ _ANSWER_S = 10.0
 
 def new_macs(facts: CheckpointFacts, spec: Spec) -> list[tuple[str, str]]:
     """The NICs' old and new addresses, where they differ."""
-    now = [nic.mac or default_mac(spec.name, number) for number, nic in enumerate(spec.nics)]
-    pairs = zip(facts.macs, now, strict=False)
+    pairs = zip(facts.macs, macs(spec), strict=False)
     return [(old.lower(), new.lower()) for old, new in pairs if old.lower() != new.lower()]
 
 
@@ -30,22 +29,20 @@ async def tell_guest(
     host: Host, agent: Path, facts: CheckpointFacts, spec: Spec, *, plugged: bool
 ) -> list[str]:
     """Inform a resumed guest; returns what could not be delivered, in words."""
-    if spec.adopted is not None:
-        return []
-    macs = new_macs(facts, spec)
+    changed = new_macs(facts, spec)
     if not spec.guest_agent:
-        return [_no_clock("it has no guest agent"), *_no_macs(macs, "no guest agent", plugged)]
+        return [_no_clock("it has no guest agent"), *_no_macs(changed, "no guest agent", plugged)]
     try:
         session = await GuestAgent.connect(await host.connect(agent), _ANSWER_S)
     except VmckptError as exc:
-        return [_no_clock(str(exc.why)), *_no_macs(macs, "its guest agent is silent", plugged)]
+        return [_no_clock(str(exc.why)), *_no_macs(changed, "its guest agent is silent", plugged)]
     unsaid: list[str] = []
     try:
         try:
             await session.set_time(_ANSWER_S)
         except VmckptError as exc:
             unsaid.append(_no_clock(exc.why))
-        for one in macs:
+        for one in changed:
             try:
                 await _set_mac(session, *one)
             except VmckptError as exc:
@@ -76,9 +73,9 @@ def _no_clock(why: str) -> str:
     )
 
 
-def _no_macs(macs: Sequence[tuple[str, str]], why: str, plugged: bool) -> list[str]:
+def _no_macs(changed: Sequence[tuple[str, str]], why: str, plugged: bool) -> list[str]:
     also = ", which the VM that it is a copy of has too, on the same network" if plugged else ""
     return [
         f"the guest keeps MAC {old}{also}, until its next boot with {new} ({why})"
-        for old, new in macs
+        for old, new in changed
     ]

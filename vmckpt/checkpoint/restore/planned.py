@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.checkpoint.origin import digest
+from vmckpt.checkpoint.restore import adopted
 from vmckpt.checkpoint.restore.foreign import confined, require_safe
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
@@ -107,15 +108,14 @@ def plan_itself(
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
     standing.admit(spec, plugged=plugged)
-    made_new: frozenset[Path] = frozenset()
+    before, made_new = spec, frozenset[Path]()
     if standing.is_foreign:
-        before, spec = spec, confined(spec, standing.own, standing.checkpoint)
+        spec = confined(spec, standing.own, standing.checkpoint)
         pairs = zip(before.disks, spec.disks, strict=True)
         made_new = frozenset(now.on(host.state_dir) for was, now in pairs if was.path != now.path)
     if not plugged:
         spec = _isolated(spec, isolated=True)
-    if not plugged or made_new or any(device["driver"] == "vmgenid" for device in spec.devices):
-        spec = _renewed(spec)
+    spec = changed(before, adopted.with_new_images(_renewed(spec)))
     disks = [
         NewDisk(number, disk.on(host.state_dir))
         for number, disk in enumerate(spec.disks)
@@ -144,11 +144,11 @@ def plan_copy(
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
     standing.admit(spec, plugged=plugged)
-    _require_copyable(spec, name)
+    _require_copyable(spec, name, plugged=plugged)
     # A copy first has the original's address: at that address the original would answer.
     devices = tuple(device._replace(ssh=None) for device in spec.passthrough)
     nics = tuple(
-        nic._replace(mac=facts.macs[number] if keep_macs else None)
+        nic._replace(mac=facts.macs[number] if keep_macs and spec.adopted is None else None)
         for number, nic in enumerate(spec.nics)
     )
     disks = tuple(
@@ -174,25 +174,26 @@ def plan_copy(
         for number, disk in enumerate(disks)
         if not disk.read_only
     ]
-    copy = _isolated(copy, isolated=not plugged)
-    planned = _planned(_renewed(copy), facts, host, new)
+    copy = adopted.with_new_images(adopted.as_copy(copy, keep_macs=keep_macs))
+    copy = changed(spec, _renewed(_isolated(copy, isolated=not plugged)))
+    planned = _planned(copy, facts, host, new)
     return replace(planned, variables=spec.firmware.vars if spec.firmware else None)
 
 
-def _require_copyable(spec: Spec, name: str) -> None:
+def _require_copyable(spec: Spec, name: str, *, plugged: bool) -> None:
     """Raises RefusedError."""
-    if spec.adopted is not None:
-        raise RefusedError(
-            f"the checkpoint cannot become '{name}'",
-            why="its VM was adopted: its name, MACs and disks are in a foreign command line",
-            remedy="restore the VM itself: --in-place, or where there is none of its name",
-        )
+    adopted.require_copyable(spec, name, plugged=plugged)
     if any(device.ssh for device in spec.passthrough) and not spec.guest_agent:
         raise RefusedError(
             f"the checkpoint cannot become '{name}'",
             why="its hooks are reached only over SSH, at the original VM's address",
             remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
         )
+
+
+def changed(before: Spec, spec: Spec) -> Spec:
+    """The spec with a text of its own, unless it is as before."""
+    return spec if spec == before else spec._replace(text=written(spec))
 
 
 def _isolated(spec: Spec, *, isolated: bool) -> Spec:
@@ -212,13 +213,12 @@ def _own(disk: Disk, name: str, number: int, facts: CheckpointFacts, kind: str) 
 
 
 def _renewed(spec: Spec) -> Spec:
-    """The spec with a new VM generation ID, which tells the guest that time went back."""
+    """The spec with a new VM generation ID, if it has one: the guest sees that time went back."""
     devices = tuple(
         {**device, "guid": str(uuid.uuid4())} if device["driver"] == "vmgenid" else device
         for device in spec.devices
     )
-    spec = spec._replace(devices=devices)
-    return spec._replace(text=written(spec))
+    return adopted.with_new_generation(spec._replace(devices=devices))
 
 
 def _planned(

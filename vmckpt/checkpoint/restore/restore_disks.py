@@ -19,6 +19,7 @@ from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
 from vmckpt.checkpoint.disks.stored_disks import StoredDisk, stored_disks
 from vmckpt.checkpoint.facts import known_facts
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.restore.adopted import with_new_images
 from vmckpt.checkpoint.restore.making import (
     committed,
     making,
@@ -30,6 +31,7 @@ from vmckpt.checkpoint.restore.making import (
 from vmckpt.checkpoint.restore.planned import (
     PlannedRestore,
     cannot_become,
+    changed,
     checks,
     copy_variables,
     replacement_path,
@@ -105,12 +107,6 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
             why="its guest would find its disks changed",
             remedy=f"stop it first: vmckpt vm stop {old.name}",
         )
-    if old.spec.adopted is not None:
-        raise RefusedError(
-            f"'{old.name}' was adopted",
-            why="its disks are in a command line that is not vmckpt's",
-            remedy="export them, and put them in place: vmckpt checkpoint export-disk",
-        )
     images, warnings = _matched(old.spec, old.host, point)
     taken_unix_s = known_facts(point.manifest.facts).taken_unix_s
     await require_replaceable(
@@ -120,8 +116,11 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
         taken_unix_s,
     )
     made = {image: replacement_path(image.path) for image in images}
+    paths = {image.path for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
-    vm = old._replace(qemu=new)
+    anew = [disk for disk in old.spec.disks if disk.on(old.host.state_dir) in paths]
+    spec = changed(old.spec, with_new_images(old.spec, anew))
+    vm = old._replace(spec=spec, qemu=new)
     async with _undone_unless_committed(old.host, old.name):
         await write_down(vm, making(vm, renames=((aside, one.path) for one, aside in made.items())))
         await _write(point, made)

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from vmckpt.vm.adopted.arguments import values
 from vmckpt.vm.adopted.settings import KeyValues, parse_settings
 
 # The parts of a network option that describe the guest's device. A tap stays, but on no bridge.
 _OF_THE_DEVICE = ("id", "name", "model", "mac", "macaddr", "addr", "vectors")
 _NETWORKS = frozenset({"-netdev", "-nic", "-net"})
+_UNCONNECTED = frozenset({"none", "nic", "hubport"})
 _STAYS = frozenset({"tap", "none", "nic"})
 
 
@@ -19,6 +21,16 @@ def unconnected(name: str) -> dict[str, Any]:
     it.
     """
     return {"type": "user", "id": name, "restrict": True}
+
+
+def networks(arguments: Sequence[str]) -> list[str]:
+    """The options that connect the guest to a network."""
+    found = values(arguments, "netdev", "nic", "net")
+    return [
+        f"-{name} {arguments[at]}"
+        for at, name, value in found
+        if (value.get("type") or "user") not in _UNCONNECTED
+    ]
 
 
 def isolated(arguments: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The values of QEMU's options: `key=value,...` with doubled commas, or JSON. Pure."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.escape import double_commas
@@ -31,8 +32,14 @@ class KeyValues(NamedTuple):
         return KeyValues(tuple((name, text if name == key else old) for name, old in rest))
 
     def without(self, *keys: str) -> "KeyValues":
-        """Without any of `keys`."""
-        return KeyValues(tuple(pair for pair in self.pairs if pair[0] not in keys))
+        """Without any of `keys`, and what is below them (`key.…`)."""
+        below = tuple(f"{key}." for key in keys)
+        kept = (one for one in self.pairs if one[0] not in keys and not one[0].startswith(below))
+        return KeyValues(tuple(kept))
+
+    def texts(self) -> Iterator[str]:
+        """Every value, under whatever key."""
+        yield from (value for _, value in self.pairs)
 
     def __str__(self) -> str:
         return ",".join(f"{key}={double_commas(value)}" for key, value in self.pairs)
@@ -63,8 +70,15 @@ class JsonObject(NamedTuple):
         return JsonObject(_put(self.data, key.split("."), value))
 
     def without(self, *keys: str) -> "JsonObject":
-        """Without any of `keys`, which have no dots."""
-        return JsonObject({key: value for key, value in self.data.items() if key not in keys})
+        """Without any of `keys`, and what is below them."""
+        data = self.data
+        for key in keys:
+            data = _without(data, key.split("."))
+        return JsonObject(data)
+
+    def texts(self) -> Iterator[str]:
+        """Every text, under whatever key."""
+        yield from _texts(self.data)
 
     def __str__(self) -> str:
         return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False)
@@ -116,6 +130,22 @@ def _word(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
+
+
+def _without(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in data.items() if key != first}
+    inner = data.get(first)
+    return data | {first: _without(inner, rest)} if isinstance(inner, dict) else data
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
 
 
 def _put(data: dict[str, Any], path: list[str], value: Value) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from vmckpt.vm.spec.toml_table import TableSource, TomlTable
 
 MIN_MEMORY_BYTES = 16 * MIB
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
-# Options of an adopted machine that are read again, for its networks.
-_READ = ("device", "nic", "net", "netdev")
+# Options of an adopted machine that are read again, for its networks and disks.
+_READ = ("blockdev", "device", "machine", "nic", "net", "netdev")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 

@@ -57,6 +57,8 @@ def with_images(xml: str, images: Mapping[str, ImageFile]) -> str:
 
 def _give_variables(root: ElementTree.Element, image: ImageFile) -> None:
     for element in root.iterfind("os/nvram"):
+        if element.get("format", "raw") != image.format:
+            element.set("format", image.format)
         if (source := element.find("source")) is None:
             element.text = str(image.path)
         else:
