@@ -68,6 +68,9 @@ def by_hand(made: World, style: str, monitors: int = 2) -> Iterator[ProcessId]:
     for image_file in ("root.qcow2", "extra.qcow2", f"lab/{host.name}/images/root.qcow2"):
         words = [str(qemu_img), "create", "-q", "-f", "qcow2", str(where / image_file), "64M"]
         subprocess.run(words, check=True)
+    if '"backing"' in style:
+        words = ["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "extra.qcow2", "root.qcow2"]
+        subprocess.run([str(qemu_img), *words], check=True, cwd=where)
     argv = [*host.enter, str(host.qemu), *style.split(), *kernel()]
     for number in range(monitors):
         argv += ["-qmp", f"unix:{where}/hand{number}.sock,server,nowait"]

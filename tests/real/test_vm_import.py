@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.qemu.test_checkpoint import load, sound
 from tests.qemu.world import image
 from tests.real.domains import GUEST, OWN_DISK, remove_domain, run_domain, states
 from tests.real.machines import Machines
+from tests.real.test_domain_firmware import FIRMWARE, NVRAM
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
+TWIN = "twin"
 # What virt-install gives a guest besides its disk.
 DESKTOP = f"""
 <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
@@ -67,6 +71,66 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     made.virsh("lab-a", "start", GUEST.name)
     assert states(made) == {"lab-a": "running"}
     assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)
+
+
+def test_copies_of_an_imported_domain_are_vms_and_become_domains(own_disk: Machines) -> None:
+    """With UEFI, whose variables are one of its disks."""
+    made = own_disk
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "undefine", GUEST.name)
+    run_domain(made, "lab-a", disk_xml=DESKTOP, firmware=FIRMWARE)
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.ok("vm", "import", GUEST.name)
+    made.ok("vm", "start", GUEST.name)
+    try:
+        asyncio.run(under_load(made))
+        made.ok("checkpoint", "create", GUEST.name, "--name", "whole")
+        made.ok("checkpoint", "restore", "whole", "--as", TWIN)
+        forks = made.ok("fork", "whole", "--count", "2", "--name", "f")["forks"]
+        assert [one["error"] for one in forks] == ["", ""]
+        for name in (TWIN, "f-1", "f-2"):
+            unharmed(made, name)
+        asyncio.run(sound(made, GUEST))
+        for name in (TWIN, "f-1"):
+            eventually(lambda: made.ok("vm", "show", name)["operation"] is None, 60, "its memory")  # noqa: B023
+            made.ok("vm", "stop", name, "--force")
+            xml = made.shared / f"dom-{name}.xml"
+            xml.write_text(made.ok("vm", "export", name, "--format", "libvirt")["text"])
+            made.virsh("lab-a", "define", str(xml))
+            made.virsh("lab-a", "start", name)
+            asyncio.run(sound(made, GUEST))
+            shown = made.virsh("lab-a", "dumpxml", name)
+            assert "<link state='down'/>" in shown
+            assert f"/var/lib/vmckpt/images/{name}-" in shown
+            assert str(OWN_DISK) not in shown
+            made.virsh("lab-a", "destroy", name)
+    finally:
+        for name in (TWIN, "f-1"):
+            for words in (("destroy", name), ("undefine", name, "--nvram")):
+                made.inside("lab-a", "virsh", "--connect", "qemu:///system", *words)
+        for name in (TWIN, "f-1", "f-2", GUEST.name):
+            made.vmckpt("vm", "stop", name, "--force")
+            made.vmckpt("vm", "rm", name)
+        made.inside("lab-a", "sh", "-c", f"rm -rf /var/lib/vmckpt/images/* {NVRAM}/*")
+
+
+def unharmed(made: Machines, name: str) -> None:
+    """The guest finds its memory and its disk as they were, and goes on."""
+    logs = f"/var/lib/vmckpt/vms/{name}/qemu-*/console.log"
+
+    def ticks() -> list[str]:
+        read = made.inside("lab-a", "sh", "-c", f"cat {logs}").stdout.splitlines()
+        return [line for line in read if "VK tick=" in line]
+
+    before = len(ticks())
+    eventually(lambda: len(ticks()) > before + 2, 60, f"{name} ticks")
+    assert "mem_errors=0 disk_errors=0" in ticks()[-1]
+
+
+async def under_load(made: Machines) -> None:
+    control = await GUEST.control(made.lab)
+    await load(control)
+    await control.close()
 
 
 def test_a_vm_that_its_spec_describes_becomes_a_domain(real_lab: Machines) -> None:
