@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from tests.qemu.talking import Witness, get_on, guests, talking
-from tests.qemu.world import World, qemu, world
+from tests.qemu.talking import Witness, conversing, get_on, guests, talking
+from tests.qemu.test_adopt import HAND, PLAIN, adopt, by_hand
+from tests.qemu.world import World, image, qemu, world
+from vmckpt.hosts.processes.process import is_alive
+from vmckpt.lab.guests.labguest import LabGuest
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
+# QEMU itself names such a back end, by a name that it accepts for none of its objects.
+HUB = PLAIN.replace(
+    "-nic tap,ifname=hand0,script=no,downscript=no,model=virtio",
+    "-net nic,model=virtio -net tap,ifname=hand0,script=no,downscript=no",
+)
 
 
 async def ok(made: World, *words: str) -> dict[str, Any]:
@@ -50,6 +58,40 @@ async def _there_and_back(made: World) -> None:
     await _none_goes_back_if_one_cannot(made)
     back = await ok(made, "checkpoint", "restore", "--group", "cut-1", "--in-place")
     assert {vm: one["host"] for vm, one in back["members"].items()} == HOMES
+    await get_on(made, every)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("style", [PLAIN, HUB], ids=["nic", "hub"])
+def test_a_qemu_that_was_started_by_hand_is_in_a_group(style: str) -> None:
+    with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, style, monitors=3) as process:
+        adopt(made)
+        assert made.ok("vm", "show", "hand")["cannot"] == ["replicate"]
+        asyncio.run(_hand_and_others(made))
+        assert not is_alive(process)
+
+
+async def _hand_and_others(made: World) -> None:
+    homes = {"hand": "lab-a", "db": "lab-a", "cache": "lab-b"}
+    every = [HAND, LabGuest("db", 2, image(), "128M", disk=None)]
+    every.append(LabGuest("cache", 3, image(), "128M", disk=None))
+    for guest in every[1:]:
+        await asyncio.to_thread(made.run_guest, guest, homes[guest.name])
+    async with conversing(made, every, rate=50) as controls:
+        witness = Witness(made, homes, every)
+        words = ("--group", "hand,db,cache", "--max-hold", "3s")
+        for number in range(2):
+            done = await ok(made, "checkpoint", "create", *words, "--name", f"cut-{number}")
+            wrong, said = witness.violations(points(done))
+            assert (wrong, said > 0) == ([], True)
+            assert done["members"]["hand"]["held_ms"] > 0
+            for control in controls.values():
+                assert (await control.talk()).wrong == 0
+    await ok(made, "checkpoint", "restore", "--group", "cut-0", "--in-place")
+    await get_on(made, every)
+    # Its QEMU is vmckpt's now.
+    done = await ok(made, "checkpoint", "create", *words, "--name", "cut-2")
+    assert witness.violations(points(done))[0] == []
     await get_on(made, every)
 
 

@@ -38,6 +38,7 @@ from vmckpt.epoch.epoch import Epoch
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, StaysPaused, brief_holds
 from vmckpt.epoch.ram import memory_errors, require_ram
+from vmckpt.epoch.senders import require_holdable, senders
 from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
@@ -92,37 +93,34 @@ async def take(
         await require_capturable(now)
         if member.is_grouped:
             _require_alike(now)
-        guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member.is_grouped else ())
+        sends = await _senders(now) if member.is_grouped else ()
+        guard = guard_command(now.qemu, brief_holds(sends))
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
             calls = store_thread(last=member.is_grouped)
             async with session(connected, now.name) as monitor, calls as store_calls:
+                await require_holdable(now, monitor, sends)
                 work = Taking(now, monitor, options, store_calls, tell)
-                work.join(member, tell_guard)
+                work.join(member, tell_guard, sends)
                 return await without_devices(
                     now, monitor, options.name, tell, lambda: work.take(location, access)
                 )
 
 
-def netdevs(vm: Vm) -> list[str]:
-    """The names of its network back ends in QEMU (`vm/argv.py`)."""
-    return [f"net{number}" for number in range(len(vm.spec.nics))]
+async def _senders(vm: Vm) -> list[str]:
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        return await senders(vm, monitor)
 
 
 def _require_alike(vm: Vm) -> None:
     """Raises RefusedError unless all that it sends can be held until the others stand, too."""
-    why = "it was adopted: which of its network back ends send is not known"
-    if vm.spec.adopted is None:
-        if not vm.spec.passthrough:
-            return
-        device = vm.spec.passthrough[0]
-        why = (
-            f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
-            "long, and output that bypasses QEMU cannot be held"
-        )
+    if not vm.spec.passthrough:
+        return
+    device = vm.spec.passthrough[0]
     raise RefusedError(
         f"'{vm.name}' cannot have checkpoints together with others",
-        why=why,
+        why=f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
+        "long, and output that bypasses QEMU cannot be held",
         remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
     )
 
@@ -165,12 +163,18 @@ class Taking:
         self._passes = 0
         self._member: Member | Alone = ALONE
         self._tell_guard: Callable[[str], None] = _ignored
+        self._senders: Sequence[str] = ()
         # Why the VM's history lacks the committed checkpoint.
         self._unwritten: str | None = None
 
-    def join(self, member: Member | Alone, tell_guard: Callable[[str], None]) -> None:
-        """Take it together with the other members of a group, if any."""
-        self._member, self._tell_guard = member, tell_guard
+    def join(
+        self, member: Member | Alone, tell_guard: Callable[[str], None], sends: Sequence[str] = ()
+    ) -> None:
+        """Take it together with the other members of a group, if any.
+
+        `sends`: the network back ends that are held for that, of a VM that does not stay paused.
+        """
+        self._member, self._tell_guard, self._senders = member, tell_guard, sends
 
     async def take(self, location: str, access: Access) -> TakenCheckpoint:
         """Take the checkpoint into the store at `location`."""
@@ -357,7 +361,7 @@ class Taking:
         def output(most_s: float) -> Output:
             if self._domain is not None:
                 return StaysPaused()
-            return BriefHold(self._monitor, netdevs(self._vm), most_s)
+            return BriefHold(self._monitor, self._senders, most_s)
 
         async def together(hold: Hold | None) -> Epoch:
             also = self._disks.in_pause

@@ -16,6 +16,7 @@ and packets from the guest pass the last one first. A buffer silently drops pack
 """
 
 import asyncio
+import re
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -139,16 +140,28 @@ class BriefHold:
     pauses_guest = False
 
     def __init__(self, monitor: Monitor, netdevs: Sequence[str], most_s: float) -> None:
-        self._monitor, self._most_s = monitor, most_s
+        self._monitor, self._interval_us = monitor, int(most_s * 1e6)
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
     def begin(self) -> list[Coroutine[Any, Any, None]]:
         """Commands after which nothing leaves; after a refused one call `release_all` too."""
-        values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
+        values = {"queue": _OF_GUEST, "interval": self._interval_us}
         return [
             commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})
             for name, netdev in self._buffers.items()
         ]
+
+    async def require_possible(self) -> None:
+        """Make the buffers, which hold nothing, and remove them. Raises CommandRefusedError: QEMU
+        does not filter such a back end, e.g. because the kernel serves it (vhost).
+        """
+        values = {"queue": _OF_GUEST, "interval": self._interval_us, "status": "off"}
+        try:
+            for name, netdev in self._buffers.items():
+                settings = {"netdev": netdev, **values}
+                await commands.object_add(self._monitor, "filter-buffer", name, settings)
+        finally:
+            await self.release_all()
 
     async def release(self) -> None:
         """Release held output in order, without querying it. Raises CommandRefusedError: it was
@@ -184,7 +197,12 @@ class StaysPaused:
 
 def brief_holds(netdevs: Sequence[str]) -> list[str]:
     """The names of a brief hold's buffers."""
-    return [_BRIEF + netdev for netdev in netdevs]
+    return [_named(_BRIEF, netdev) for netdev in netdevs]
+
+
+def _named(prefix: str, netdev: str) -> str:
+    """An object's name. QEMU's own names of back ends ("#net1") have characters that it refuses."""
+    return prefix + re.sub(r"[^A-Za-z0-9._-]", "", netdev)
 
 
 async def holds_output(monitor: Monitor) -> list[str]:

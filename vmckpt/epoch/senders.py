@@ -1,0 +1,37 @@
+"""The network back ends through which a VM sends."""
+
+import re
+from collections.abc import Sequence
+
+from vmckpt.epoch.output import BriefHold
+from vmckpt.errors import RefusedError
+from vmckpt.qemu.inside import query_networks
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.vm.inventory import Vm
+
+# The guest's own ends of its networks, and ports between them.
+_INWARD = re.compile(r"(nic|hubport)\b")
+
+
+async def senders(vm: Vm, monitor: Monitor) -> list[str]:
+    """Their names in QEMU, in order: vmckpt's own, of an adopted VM those that its QEMU has.
+
+    Raises as `Monitor.ask` does.
+    """
+    if vm.spec.adopted is None:
+        return [f"net{number}" for number in range(len(vm.spec.nics))]
+    found = await query_networks(monitor)
+    return [name for name, words in found.items() if not _INWARD.match(words)]
+
+
+async def require_holdable(vm: Vm, monitor: Monitor, netdevs: Sequence[str]) -> None:
+    """Raises RefusedError if QEMU cannot hold what they send; QEMU itself is asked."""
+    try:
+        await BriefHold(monitor, netdevs, 1.0).require_possible()
+    except CommandRefusedError as exc:
+        raise RefusedError(
+            f"what '{vm.name}' sends cannot be held",
+            why=f"QEMU has no filter for its networks ({', '.join(netdevs)}): {exc.description}",
+            remedy="take a checkpoint of it alone; or migrate it, after which its networks are "
+            "vmckpt's, without vhost",
+        ) from exc
