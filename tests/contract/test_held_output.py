@@ -12,12 +12,15 @@ import pytest
 from vmckpt.codec import convert
 from vmckpt.epoch.capture import resume
 from vmckpt.epoch.output import HeldOutput, holds_output
+from vmckpt.epoch.senders import require_holdable, senders
+from vmckpt.errors import RefusedError
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.primary.epochs import Epochs
 from vmckpt.replicate.primary.protection import Protection
 
 pytestmark = pytest.mark.contract
 
+NIC = "/machine/peripheral-anon/device[0]/virtio-backend"
 GATE, OUTER, INNER = (f"vmckpt-{name}-net0" for name in ("gate", "outer", "inner"))
 
 
@@ -34,8 +37,11 @@ class Qemu:
         return convert(kind, self._answer(command, arguments))
 
     def _answer(self, command: str, arguments: object) -> object:
+        if command == "x-query-virtio":
+            disk = {"name": "virtio-blk", "path": "/machine/peripheral/disk0-dev/virtio-backend"}
+            return [{"name": "virtio-net", "path": NIC}, disk]
         if command == "x-query-virtio-queue-status":
-            assert arguments == {"path": "/machine/peripheral/nic0/virtio-backend", "queue": 1}
+            assert arguments == {"path": NIC, "queue": 1}
             if self.sent is None:
                 raise CommandRefusedError("web", command, "not found")
             return {"used-idx": self.sent % 65536}
@@ -74,6 +80,60 @@ def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
 
     asyncio.run(main())
     assert (qemu.objects, qemu.chardevs) == (["another"], [])
+
+
+class Adopted:
+    """The monitor of a QEMU with such networks; `refused`: those that it does not filter."""
+
+    def __init__(self, networks: str, refused: str = "") -> None:
+        self._networks, self._refused = networks, refused
+        self.objects: dict[str, Any] = {}
+        self.made: list[dict[str, Any]] = []
+
+    async def ask(self, command: str, kind: type[Any], arguments: Any = None) -> Any:
+        if command == "human-monitor-command":
+            return self._networks
+        return [{"name": name, "type": "child<filter-buffer>"} for name in self.objects]
+
+    async def tell(self, command: str, arguments: Any) -> None:
+        if command == "object-del":
+            del self.objects[arguments["id"]]
+            return
+        self.made.append(arguments)
+        if arguments["netdev"] == self._refused:
+            raise CommandRefusedError("web", command, "Vhost is not supported")
+        self.objects[arguments["id"]] = arguments
+
+
+NETWORKS = """\
+virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56
+ \\ __org.qemu.nic0: index=0,type=tap,ifname=hand0,script=no,downscript=no
+hub 0
+ \\ hub0port1: #net129: index=0,type=user,net=10.0.2.0,restrict=off
+ \\ hub0port0: e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:57
+"""
+
+
+def test_what_an_adopted_vm_sends_by_is_what_its_qemu_has() -> None:
+    vm: Any = SimpleNamespace(name="web", spec=SimpleNamespace(adopted=object(), nics=()))
+
+    async def main() -> None:
+        qemu: Any = Adopted(NETWORKS)
+        found = await senders(vm, qemu)
+        assert found == ["__org.qemu.nic0", "#net129"]
+        await require_holdable(vm, qemu, found)
+        # They hold nothing, and are gone: QEMU accepts their names, whatever its back ends' are.
+        assert [(one["id"], one["status"]) for one in qemu.made] == [
+            ("vmckpt-brief-__org.qemu.nic0", "off"), ("vmckpt-brief-net129", "off"),
+        ]  # fmt: skip
+        assert qemu.objects == {}
+        qemu = Adopted(NETWORKS, refused="#net129")
+        with pytest.raises(RefusedError, match="what 'web' sends cannot be held") as refused:
+            await require_holdable(vm, qemu, found)
+        assert "Vhost is not supported" in refused.value.why
+        assert qemu.objects == {}
+
+    asyncio.run(main())
 
 
 async def release_all(qemu: Any) -> None:

@@ -26,7 +26,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import adoption_lock_path
 
 HAND = LabGuest("hand", 1, image=Path("/"), disk=None)
-CANNOT = ["group", "replicate"]  # wherever it runs: its command line is not vmckpt's
+CANNOT: list[str] = []
 PLAIN = (
     "-nographic -m 256 -cpu qemu64 -nic tap,ifname=hand0,script=no,downscript=no,model=virtio "
     "-drive file=root.qcow2,if=virtio"

@@ -46,7 +46,7 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     assert states(made) == {}
     facts = made.ok("vm", "show", GUEST.name)
     assert (facts["driver"], facts["state"]) == ("qemu", "stopped")
-    assert facts["cannot"] == ["group", "replicate"]
+    assert facts["cannot"] == []
     assert made.ok("vm", "start", GUEST.name)["state"] == "running"
     asyncio.run(answers(made))
     # What vmckpt does with its own VMs only.

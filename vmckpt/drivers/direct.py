@@ -281,10 +281,8 @@ def started(vm: "Vm") -> Started:
 
 
 def _cannot(vm: "Vm") -> tuple[str, ...]:
-    """What its QEMU, or a command line that is not vmckpt's, rules out."""
-    if vm.spec.adopted is not None:
-        return ("replicate",) if vm.ram_name else ("checkpoint", "fork", "group", "replicate")
-    return () if vm.ram_is_shared else ("replicate",)
+    """What memory that is in pieces rules out."""
+    return () if vm.ram_name is not None else ("checkpoint", "fork", "group", "replicate")
 
 
 def info(inspected: "VmStatus") -> VmInfo:

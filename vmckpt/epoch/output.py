@@ -43,7 +43,9 @@ class HeldOutput:
     def __init__(self, monitor: Monitor, netdevs: Sequence[str]) -> None:
         self._monitor, self._netdevs = monitor, tuple(netdevs)
         self._emptied_s = boottime_s()
-        # By back end: the NIC's last counter, and how many packets it has sent since.
+        # The virtio NICs; None: QEMU was not asked yet.
+        self._nics: list[str] | None = None
+        # By NIC: its last counter, and how many packets it has sent since.
         self._seen, self._sent = dict[str, int](), dict[str, int]()
 
     async def hold(self) -> None:
@@ -52,13 +54,13 @@ class HeldOutput:
         buffer = {"queue": _OF_GUEST, "interval": _INTERVAL_US}
         try:
             for netdev in self._netdevs:
-                gate = _GATE + netdev
+                gate = _named(_GATE, netdev)
                 with suppress(CommandRefusedError):  # a holder that was killed here left none
                     await commands.chardev_remove(self._monitor, gate)
                 await commands.chardev_add(self._monitor, "null", gate)
                 sink = {"netdev": netdev, "queue": _OF_GUEST, "outdev": gate}
                 await commands.object_add(self._monitor, "filter-redirector", gate, sink)
-                for name in (_OUTER + netdev, _INNER + netdev):
+                for name in (_named(_OUTER, netdev), _named(_INNER, netdev)):
                     values = {"netdev": netdev, **buffer}
                     await commands.object_add(self._monitor, "filter-buffer", name, values)
         except CommandRefusedError:
@@ -72,7 +74,7 @@ class HeldOutput:
         the stop is held for the next epoch.
         """
         self._begin_epoch()
-        return [step for netdev in self._netdevs for step in self._emptied(_INNER + netdev)]
+        return [step for netdev in self._netdevs for step in self._emptied(_named(_INNER, netdev))]
 
     def _begin_epoch(self) -> None:
         self._emptied_s = boottime_s()
@@ -84,12 +86,17 @@ class HeldOutput:
 
         False for a NIC that is not a virtio device, and if QEMU does not answer.
         """
-        for netdev in self._netdevs:
+        with suppress(CommandRefusedError, MonitorLostError):
+            if self._nics is None:
+                self._nics = (
+                    await commands.query_virtio_nics(self._monitor) if self._netdevs else []
+                )
+        for nic in self._nics or ():
             with suppress(CommandRefusedError, MonitorLostError):
-                now = await commands.query_sent_packets(self._monitor, netdev.replace("net", "nic"))
-                sent = (now - self._seen.get(netdev, now)) % commands.SENT_PACKETS_WRAP
-                self._seen[netdev] = now
-                self._sent[netdev] = self._sent.get(netdev, 0) + sent
+                now = await commands.query_sent_packets(self._monitor, nic)
+                sent = (now - self._seen.get(nic, now)) % commands.SENT_PACKETS_WRAP
+                self._seen[nic] = now
+                self._sent[nic] = self._sent.get(nic, 0) + sent
         return any(sent >= _FILLING_PACKETS for sent in self._sent.values())
 
     async def release(self) -> None:
@@ -104,9 +111,9 @@ class HeldOutput:
             step
             for netdev in self._netdevs
             for step in (
-                self._switched(_GATE + netdev, "off"),
-                *self._emptied(_OUTER + netdev),
-                self._switched(_GATE + netdev, "on"),
+                self._switched(_named(_GATE, netdev), "off"),
+                *self._emptied(_named(_OUTER, netdev)),
+                self._switched(_named(_GATE, netdev), "on"),
             )
         ]
         await asyncio.gather(*steps)
@@ -115,8 +122,8 @@ class HeldOutput:
         """Stop holding: everything that waits leaves, in order."""
         names = await commands.query_objects(self._monitor)
         for netdev in self._netdevs:
-            gate = _GATE + netdev
-            for name in (gate, _OUTER + netdev, _INNER + netdev):
+            gate = _named(_GATE, netdev)
+            for name in (gate, _named(_OUTER, netdev), _named(_INNER, netdev)):
                 if name in names:
                     await commands.object_del(self._monitor, name)
             with suppress(CommandRefusedError):  # there is none
@@ -206,7 +213,9 @@ def _named(prefix: str, netdev: str) -> str:
 
 
 async def holds_output(monitor: Monitor) -> list[str]:
-    """The network back ends whose output a protection holds, or held when it died."""
+    """The network back ends whose output a protection holds, or held when it died, as they are
+    named in its objects.
+    """
     names = await commands.query_objects(monitor)
     # A process that died while it made or removed them has left some of the three.
     held = [

@@ -1,6 +1,6 @@
 """Whether a VM's state can be captured from outside its QEMU while it runs."""
 
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 
 from vmckpt.epoch.ram import find_ram
 from vmckpt.hosts.processes.kernel import PageTracking
@@ -20,53 +20,38 @@ BYPASSES = {
 }
 
 
-async def memory(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
-    """Whether its memory can be read, and writes to it be seen, from outside its QEMU."""
+async def memory(vm: Vm, monitor: Monitor, remedy: str = "") -> AsyncIterator[Finding]:
+    """Whether its memory can be read, and writes to it be seen, from outside its QEMU.
+
+    `remedy`: what to do otherwise; "": save it as a whole.
+    """
+    remedy = remedy or _otherwise(vm)
     if vm.ram_is_shared:
         yield Finding("memory-file", OK, "its memory is a named file")
         return
     if await find_ram(vm, monitor) is None:
         reason = "its QEMU has its memory alone, and does not say where (10.0 does), or in pieces"
-        yield Finding("memory-file", REFUSE, reason, _otherwise(vm))
+        yield Finding("memory-file", REFUSE, reason, remedy)
     elif await vm.host.page_tracking() != PageTracking.PROTECTION:
         reason = f"its QEMU has its memory alone: the kernel of {vm.host.name} cannot track that"
-        yield Finding("memory-file", REFUSE, reason, f"boot Linux 6.7 there, or {_otherwise(vm)}")
+        yield Finding("memory-file", REFUSE, reason, f"boot Linux 6.7 there, or {remedy}")
     else:
         yield Finding("memory-file", OK, "its memory is read from its QEMU")
 
 
-async def guarded(vm: Vm) -> AsyncIterator[Finding]:
-    """Whether a guard can watch its pauses: by a monitor of its own."""
+async def guarded(vm: Vm, remedy: str = "") -> AsyncIterator[Finding]:
+    """Whether a guard can watch its pauses: by a monitor of its own. `remedy`: as above."""
     if vm.qemu.is_foreign and not await vm.host.exists(vm.qemu.files.rescue):
         reason = "it was adopted with fewer than three monitors: none is left for the guard"
-        remedy = (
+        does = (
             f"adopt it again with three: vmckpt vm rm {vm.name}, then vmckpt vm adopt {vm.name} "
-            f"--qmp A --qmp B --qmp C; or {_otherwise(vm)}"
+            f"--qmp A --qmp B --qmp C; or {remedy or _otherwise(vm)}"
         )
-        yield Finding("guard", REFUSE, reason, remedy)
-
-
-def shared(vm: Vm) -> Iterator[Finding]:
-    """A replicated VM's memory must be a named file of vmckpt's."""
-    if vm.spec.adopted is not None:
-        reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
-        yield Finding("spec", REFUSE, reason, _from_a_spec(vm))
-    elif vm.ram_is_shared:
-        yield Finding("memory-file", OK, "its memory is a named file")
-    else:
-        reason = "its memory is not a named file of its own"
-        yield Finding("memory-file", REFUSE, reason, _from_a_spec(vm))
+        yield Finding("guard", REFUSE, reason, does)
 
 
 def _otherwise(vm: Vm) -> str:
     return f"save it as a whole, paused: vmckpt checkpoint create {vm.name} --kind file"
-
-
-def _from_a_spec(vm: Vm) -> str:
-    return (
-        f"shut it down, forget it (vmckpt vm rm {vm.name}), and run the same disks from a spec of "
-        "its own: vmckpt vm run SPEC.toml; docs/spec.md says what a spec has"
-    )
 
 
 async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Finding]:

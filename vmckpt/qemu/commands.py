@@ -318,12 +318,18 @@ async def object_del(monitor: Monitor, name: str) -> None:
     await monitor.tell("object-del", {"id": name})
 
 
+async def query_virtio_nics(monitor: Monitor) -> list[str]:
+    """The QOM paths of all virtio NICs (QEMU >= 7.2)."""
+    found = await monitor.ask("x-query-virtio", list[shapes.VirtioInfo])
+    return [item["path"] for item in found if item["name"] == "virtio-net"]
+
+
 async def query_sent_packets(monitor: Monitor, nic: str) -> int:
-    """How many packets a virtio NIC has sent, modulo SENT_PACKETS_WRAP (QEMU >= 7.2).
+    """How many packets the virtio NIC `nic`, a QOM path, has sent, modulo SENT_PACKETS_WRAP.
 
     This is what QEMU has returned of the NIC's first transmit queue, one buffer per packet.
     """
-    where = {"path": f"/machine/peripheral/{nic}/virtio-backend", "queue": 1}
+    where = {"path": nic, "queue": 1}
     found = await monitor.ask("x-query-virtio-queue-status", shapes.QueueStatus, where)
     return found["used-idx"]
 

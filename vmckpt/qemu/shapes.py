@@ -143,6 +143,7 @@ BlockInfo = TypedDict(
 GraphNode = TypedDict("GraphNode", {"id": int, "name": str})
 GraphEdge = TypedDict("GraphEdge", {"name": str, "parent": int, "child": int})
 BlockGraph = TypedDict("BlockGraph", {"nodes": list[GraphNode], "edges": list[GraphEdge]})
+VirtioInfo = TypedDict("VirtioInfo", {"name": str, "path": str})
 QueueStatus = TypedDict("QueueStatus", {"used-idx": int})
 HumanText = TypedDict("HumanText", {"human-readable-text": str})
 FdSet = TypedDict("FdSet", {"fdset-id": int})

@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator
 
+from vmckpt.epoch.senders import require_holdable, senders
+from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host, HostEntry
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.preflight import capture, destination_host, vm_users
+from vmckpt.preflight.adopted import adopted_changes, based_disks, restarted_by_others
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding, ask
 from vmckpt.preflight.replication import memory
 from vmckpt.preflight.replication.arbiter import arbiter_check
@@ -30,9 +33,15 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
     if not await vm.is_alive():
         remedy = f"start it: vmckpt vm start {vm.name}"
         stopped = Finding("running", REFUSE, f"'{vm.name}' is stopped", remedy)
-        return await ask(capture.shared(vm), [stopped])
+        return [stopped]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        found = await ask(runs(vm, monitor), capture.shared(vm), capture.devices(monitor))
+        found = await ask(
+            await adopted_changes(vm, monitor),
+            runs(vm, monitor),
+            capture.memory(vm, monitor, remedy=_first(vm)),
+            capture.devices(monitor),
+            _output(vm, monitor, holds_output=options.holds_output),
+        )
         images = await query_disk_images(monitor)
     theirs, shares = await abilities(standby), options.disks == SHARED
     read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
@@ -40,6 +49,9 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
     sizes = [(one, images[node].virtual_size_bytes) for one, node in disks if not one.read_only]
     copied, qcow2 = [size for _, size in sizes], [n for one, n in sizes if one.format != "raw"]
     return found + await ask(
+        capture.guarded(vm, remedy=_first(vm)),
+        restarted_by_others(vm),
+        based_disks(vm.spec),
         disk_checks(vm, standby, images, options.disks),
         _firmware(vm),
         _passthrough(vm),
@@ -52,11 +64,11 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         memory.checks(vm, standby, copied_bytes=sum(copied), qcow2_bytes=sum(qcow2)),
         destination_host.files(vm, standby, read_only),
         destination_host.network(vm, standby),
+        destination_host.forwards(vm, standby),
         destination_host.address(vm.host, standby),
         destination_host.ports(standby, needed=1),
         capture.tracking(vm),
         _compared(vm, options.lease_s),
-        _output(vm, holds_output=options.holds_output),
         arbiter_check(vm.host, standby, options),
         _second_path(vm.host, standby),
     )
@@ -123,8 +135,20 @@ def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
     yield Finding("second-path", OK, f"heartbeats go between {both}, too")
 
 
-def _output(vm: Vm, *, holds_output: bool) -> Iterator[Finding]:
+def _first(vm: Vm) -> str:
+    """How a VM gets memory and monitors that are vmckpt's."""
+    if vm.ram_name is None:
+        return "run its disks from a spec of vmckpt's own: docs/spec.md says what a spec has"
+    return f"migrate it first, there and back: vmckpt migrate {vm.name} HOST"
+
+
+async def _output(vm: Vm, monitor: Monitor, *, holds_output: bool) -> AsyncIterator[Finding]:
     if holds_output:
+        try:
+            await require_holdable(vm, monitor, await senders(vm, monitor))
+        except RefusedError as exc:
+            yield Finding("output", REFUSE, f"{exc.what}: {exc.why}", _first(vm))
+            return
         yield Finding("output", OK, f"the output of {len(vm.spec.nics)} NICs is held until safe")
         return
     reason = "the guest's output is not held: after a failover it may contradict itself"

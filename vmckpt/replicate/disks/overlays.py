@@ -240,7 +240,7 @@ async def _commit_running(monitor: Monitor, vm: Vm, number: int) -> None:
     both are identical, and the guest is paused for the switch.
     """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{COMMIT}{number}"
-    disk, path = f"disk{number}", _layer(vm.directory, number)
+    disk, path = vm.nodes[number], _layer(vm.directory, number)
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:

@@ -18,6 +18,8 @@ from vmckpt.deadlines import poll
 from vmckpt.epoch.capture import capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
+from vmckpt.epoch.ram import require_ram
+from vmckpt.epoch.senders import senders
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.processes.deadman import armed, attended
 from vmckpt.hosts.processes.kernel import PageTracking, page_tracking
@@ -28,7 +30,6 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
-from vmckpt.memory.private.guest_ram import GuestRam
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.preflight.finding import ask, require
@@ -112,12 +113,15 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         monitor = await stack.enter_async_context(
             session(await host.connect(vm.qemu.files.operator), request.vm)
         )
-        nics = [f"net{number}" for number in range(len(vm.spec.nics))]
-        output = HeldOutput(monitor, nics if request.options.holds_output else [])
-        ram = GuestRam(vm.qemu.files.ram(vm.spec.ram_dir))
+        held = await senders(vm, monitor) if request.options.holds_output else []
+        output = HeldOutput(monitor, held)
+        where = await require_ram(vm, monitor)
         capture = await stack.enter_async_context(
-            capturing(vm.qemu.process.pid, ram, monitor, output, ram_bytes=vm.spec.memory_bytes)
-        )
+            capturing(
+                vm.qemu.process.pid, where.ram, monitor, output,
+                ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
+            )
+        )  # fmt: skip
         sources = await _sources(monitor, request, vm)
         let_in = partial(grant_write, vm.qemu.files)
         mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
@@ -159,7 +163,8 @@ def _claim(request: ReplicationRequest, lease: Lease) -> Claim:
 def _with_memory(vm: Vm, request: ReplicationRequest) -> AbstractAsyncContextManager[None]:
     """Reserve the memory that this service may come to use, for the block. Raises RefusedError."""
     files, how = vm.qemu.files, page_tracking()
-    if how is PageTracking.SOFT_DIRTY and not is_sound(files.ram(vm.spec.ram_dir)):
+    is_in_file = vm.ram_is_shared and how is PageTracking.SOFT_DIRTY
+    if is_in_file and not is_sound(files.ram(vm.spec.ram_dir)):
         how = PageTracking.COMPARISON
     copied = () if request.shares_disks else request.disks
     need_bytes = primary_bytes(

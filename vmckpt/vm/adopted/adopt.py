@@ -97,7 +97,7 @@ async def _become(
     except BaseException:
         await finish(host.remove(directory.path))
         raise
-    notes = (*made.notes, *_on_monitors(len(monitors)), *await _supervisor(host, process))
+    notes = (*made.notes, *_on_monitors(len(monitors)), *await _on_supervisor(host, process))
     return Adoption(Vm(spec, host, directory, qemu), notes)
 
 
@@ -240,11 +240,15 @@ def _on_monitors(count: int) -> tuple[str, ...]:
     )
 
 
-async def _supervisor(host: Host, process: ProcessId) -> tuple[str, ...]:
-    """Services that may restart the QEMU after it has moved: then it would run twice."""
+async def supervisor(host: Host, process: ProcessId) -> str | None:
+    """The service that the QEMU is part of, which may restart it after it has moved."""
     groups = (await host.read_text(Path(f"/proc/{process.pid}/cgroup")) or "").split()
     unit = next((group.rpartition("/")[2] for group in groups if group.endswith(".service")), None)
-    if unit is None or unit.startswith("user@"):
+    return None if unit is None or unit.startswith("user@") else unit
+
+
+async def _on_supervisor(host: Host, process: ProcessId) -> tuple[str, ...]:
+    if (unit := await supervisor(host, process)) is None:
         return ()
     return (
         f"it runs in {unit}: see that nothing starts it there again when it has moved, or the "

@@ -1,0 +1,101 @@
+"""A QEMU that was started by hand is replicated: its standby takes over, and it comes back."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tests.qemu.test_adopt import HAND, OWN_IMAGE, adopt, by_hand
+from tests.qemu.test_replicate import asked_all_the_time, in_background
+from tests.qemu.world import World, qemu, world
+from tests.waiting import eventually
+from vmckpt.hosts.processes.process import ProcessId, is_alive
+
+NAME = HAND.name
+# Its network is the one that QEMU names itself.
+HUB = OWN_IMAGE.replace(
+    "-nic tap,ifname=hand0,script=no,downscript=no,model=virtio",
+    "-net nic,model=virtio -net tap,ifname=hand0,script=no,downscript=no",
+)
+
+
+def is_only_on(made: World, host: str, process: ProcessId) -> bool:
+    homes = [(vm["host"], vm["state"]) for vm in made.ok("vm", "list")["vms"]]
+    return homes == [(host, "running")] and not is_alive(process) and len(made.qemus(NAME)) == 1
+
+
+def state(made: World, role: str) -> str:
+    sides = {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
+    return str(sides.get(role, {}).get("state"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("style", [OWN_IMAGE, pytest.param(HUB, marks=pytest.mark.long)])
+def test_its_standby_takes_over_and_no_answer_is_taken_back(style: str) -> None:
+    with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, style, monitors=3) as process:
+        adopt(made)
+        asyncio.run(disk_loaded(made))
+        started = made.ok("replicate", "start", NAME, "lab-b")
+        assert started["state"] == "protected"
+        asyncio.run(killed(made, process))
+        eventually(lambda: is_only_on(made, "lab-b", process), 10, "one guest, on lab-b")
+        asyncio.run(sound(made))
+        # And back, from a QEMU of vmckpt's.
+        made.ok("replicate", "stop", NAME)
+        made.ok("replicate", "start", NAME, "lab-a")
+        made.ok("replicate", "failover", NAME)
+        eventually(lambda: is_only_on(made, "lab-a", process), 10, "one guest, on lab-a")
+        asyncio.run(sound(made))
+        made.ok("replicate", "stop", NAME)
+
+
+@pytest.mark.timeout(300)
+def test_it_goes_on_as_it_was_started_when_its_protection_ends() -> None:
+    with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, OWN_IMAGE, 3) as process:
+        adopt(made)
+        made.ok("replicate", "start", NAME, "lab-b")
+        asyncio.run(stopped(made))
+        assert is_alive(process)
+        assert made.ok("vm", "show", NAME)["started_by"] == "another program"
+        made.ok("migrate", NAME, "lab-b")
+
+
+@pytest.mark.timeout(200)
+def test_what_stands_against_it_is_named_before_anything_starts() -> None:
+    with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, OWN_IMAGE, monitors=2) as process:
+        adopt(made)
+        refused = made.vmckpt("replicate", "start", NAME, "lab-b")
+        assert (refused.code, "[guard]" in refused.error["why"]) == (4, True)
+        assert "vmckpt migrate hand" in refused.error["remedy"]
+        made.ok("migrate", NAME, "lab-b")
+        assert not is_alive(process)
+        assert made.ok("replicate", "start", NAME, "lab-a")["state"] == "protected"
+        made.ok("replicate", "stop", NAME)
+
+
+async def disk_loaded(made: World) -> None:
+    control = await HAND.control(made.lab)
+    await control.load_disk("rate=2M size=16M")
+    await control.close()
+
+
+async def killed(made: World, process: ProcessId) -> None:
+    async with asked_all_the_time(made, HAND):
+        os.kill(process.pid, signal.SIGKILL)
+        await in_background(
+            lambda: eventually(lambda: state(made, "standby") == "promoted", 30, "the takeover")
+        )
+
+
+async def stopped(made: World) -> None:
+    async with asked_all_the_time(made, HAND):
+        await in_background(lambda: made.ok("replicate", "stop", NAME))
+
+
+async def sound(made: World) -> None:
+    control = await HAND.control(made.lab)
+    disk = await control.verify_disk()
+    assert disk.sound, disk
+    assert disk.records > 0
+    await control.close()
