@@ -31,7 +31,10 @@ def state(made: World, role: str) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("style", [OWN_IMAGE, pytest.param(HUB, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "style",
+    [pytest.param(OWN_IMAGE, id="nic"), pytest.param(HUB, id="hub", marks=pytest.mark.long)],
+)
 def test_its_standby_takes_over_and_no_answer_is_taken_back(style: str) -> None:
     with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, style, monitors=3) as process:
         adopt(made)
@@ -54,6 +57,7 @@ def test_its_standby_takes_over_and_no_answer_is_taken_back(style: str) -> None:
 def test_it_goes_on_as_it_was_started_when_its_protection_ends() -> None:
     with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, OWN_IMAGE, 3) as process:
         adopt(made)
+        asyncio.run(disk_loaded(made))
         made.ok("replicate", "start", NAME, "lab-b")
         asyncio.run(stopped(made))
         assert is_alive(process)

@@ -107,7 +107,7 @@ class _Work:
         return next(value for here, _, value in values(self.arguments, "blockdev") if here == at)
 
     def pruned(self) -> set[str]:
-        """Remove nodes that nothing uses any more; returns their texts."""
+        """Remove nodes that are unused now; returns their texts."""
         unused = set[str]()
         while self._left_out:
             name = self._left_out.pop()
