@@ -11,7 +11,7 @@ import pytest
 
 from vmckpt.codec import convert
 from vmckpt.epoch.capture import resume
-from vmckpt.epoch.output import HeldOutput, holds_output
+from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds, holds_output
 from vmckpt.epoch.senders import require_holdable, senders
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
@@ -120,13 +120,18 @@ def test_what_an_adopted_vm_sends_by_is_what_its_qemu_has() -> None:
     async def main() -> None:
         qemu: Any = Adopted(NETWORKS)
         found = await senders(vm, qemu)
+        for step in BriefHold(qemu, found[:1], 1.0).begin():
+            await step
+        qemu.made.clear()
         assert found == ["__org.qemu.nic0", "#net129"]
         await require_holdable(vm, qemu, found)
-        # They hold nothing, and are gone: QEMU accepts their names, whatever its back ends' are.
-        assert [(one["id"], one["status"]) for one in qemu.made] == [
-            ("vmckpt-brief-__org.qemu.nic0", "off"), ("vmckpt-brief-net129", "off"),
+        # They hold nothing, are gone, and have left alone what holds output for another process.
+        assert [(one["netdev"], one["status"]) for one in qemu.made] == [
+            ("__org.qemu.nic0", "off"), ("#net129", "off"),
         ]  # fmt: skip
-        assert qemu.objects == {}
+        assert [*qemu.objects] == brief_holds(found[:1])
+        # QEMU accepts their names, whatever its back ends' are.
+        assert brief_holds(found) == ["vmckpt-brief-__org.qemu.nic0", "vmckpt-brief-net129"]
         qemu = Adopted(NETWORKS, refused="#net129")
         with pytest.raises(RefusedError, match="what 'web' sends cannot be held") as refused:
             await require_holdable(vm, qemu, found)

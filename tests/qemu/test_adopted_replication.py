@@ -1,4 +1,4 @@
-"""A QEMU that was started by hand is replicated: its standby takes over, and it comes back."""
+"""Replicated VMs that have their memory alone: QEMUs that were started by hand, and forks."""
 
 import asyncio
 import os
@@ -8,9 +8,10 @@ import pytest
 
 from tests.qemu.test_adopt import HAND, OWN_IMAGE, adopt, by_hand
 from tests.qemu.test_replicate import asked_all_the_time, in_background
-from tests.qemu.world import World, qemu, world
+from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
 from vmckpt.hosts.processes.process import ProcessId, is_alive
+from vmckpt.lab.guests.labguest import LabGuest
 
 NAME = HAND.name
 # Its network is the one that QEMU names itself.
@@ -25,9 +26,9 @@ def is_only_on(made: World, host: str, process: ProcessId) -> bool:
     return homes == [(host, "running")] and not is_alive(process) and len(made.qemus(NAME)) == 1
 
 
-def state(made: World, role: str) -> str:
-    sides = {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
-    return str(sides.get(role, {}).get("state"))
+def promoted(made: World, name: str) -> bool:
+    sides = {side["role"]: side for side in made.ok("replicate", "status", name)["sides"]}
+    return bool(sides.get("standby", {}).get("state") == "promoted")
 
 
 @pytest.mark.timeout(300)
@@ -78,18 +79,37 @@ def test_what_stands_against_it_is_named_before_anything_starts() -> None:
         made.ok("replicate", "stop", NAME)
 
 
+@pytest.mark.timeout(300)
+def test_a_fork_is_replicated() -> None:
+    guest = LabGuest("guest", HAND.number, image(), memory="160M", disk="64M")
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a", own_disk=True)
+        asyncio.run(disk_loaded(made))
+        taken = made.ok("checkpoint", "create", "guest")
+        made.ok("vm", "stop", "guest", "--force")
+        words = ("--count", "1", "--name", "f", "--network-plugged")
+        (fork,) = made.ok("fork", taken["id"], *words)["forks"]
+        assert fork["error"] == ""
+        assert made.ok("vm", "show", "f-1")["cannot"] == []
+        (process,) = made.qemus("f-1")
+        made.ok("replicate", "start", "f-1", "lab-b")
+        asyncio.run(killed(made, process, "f-1"))
+        eventually(lambda: made.ok("vm", "show", "f-1")["host"] == "lab-b", 10, "it moved")
+        assert (len(made.qemus("f-1")), is_alive(process)) == (1, False)
+        asyncio.run(sound(made))
+        made.ok("replicate", "stop", "f-1")
+
+
 async def disk_loaded(made: World) -> None:
     control = await HAND.control(made.lab)
     await control.load_disk("rate=2M size=16M")
     await control.close()
 
 
-async def killed(made: World, process: ProcessId) -> None:
+async def killed(made: World, process: ProcessId, name: str = NAME) -> None:
     async with asked_all_the_time(made, HAND):
         os.kill(process.pid, signal.SIGKILL)
-        await in_background(
-            lambda: eventually(lambda: state(made, "standby") == "promoted", 30, "the takeover")
-        )
+        await in_background(lambda: eventually(lambda: promoted(made, name), 30, "the takeover"))
 
 
 async def stopped(made: World) -> None:

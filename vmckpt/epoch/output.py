@@ -16,6 +16,7 @@ and packets from the guest pass the last one first. A buffer silently drops pack
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ _FILLING_PACKETS = 5_000
 # After this a timer may have moved output that is not safe into the outer buffer.
 _TRUSTED_S = 0.9 * _INTERVAL_US / 1e6
 _INNER, _OUTER, _GATE = "vmckpt-inner-", "vmckpt-outer-", "vmckpt-gate-"
-_BRIEF = "vmckpt-brief-"
+_BRIEF, _TRIAL = "vmckpt-brief-", "vmckpt-trial-"
 _OF_GUEST = "rx"  # what the back end receives, which is what the guest sends
 
 
@@ -158,18 +159,6 @@ class BriefHold:
             for name, netdev in self._buffers.items()
         ]
 
-    async def require_possible(self) -> None:
-        """Make the buffers, which hold nothing, and remove them. Raises CommandRefusedError: QEMU
-        does not filter such a back end, e.g. because the kernel serves it (vhost).
-        """
-        values = {"queue": _OF_GUEST, "interval": self._interval_us, "status": "off"}
-        try:
-            for name, netdev in self._buffers.items():
-                settings = {"netdev": netdev, **values}
-                await commands.object_add(self._monitor, "filter-buffer", name, settings)
-        finally:
-            await self.release_all()
-
     async def release(self) -> None:
         """Release held output in order, without querying it. Raises CommandRefusedError: it was
         released by another.
@@ -179,7 +168,7 @@ class BriefHold:
     async def release_all(self) -> None:
         """Release all output, also if another process held it."""
         names = await commands.query_objects(self._monitor)
-        mine = [name for name in names if name.startswith(_BRIEF)]
+        mine = [name for name in names if name.startswith((_BRIEF, _TRIAL))]
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in mine))
 
 
@@ -200,6 +189,19 @@ class StaysPaused:
 
     async def release_all(self) -> None:
         """The guest is resumed by who paused it."""
+
+
+async def try_hold(monitor: Monitor, netdevs: Sequence[str]) -> None:
+    """Make buffers that hold nothing, and remove them, beside any that do.
+
+    Raises CommandRefusedError: QEMU does not filter such a back end, e.g. because the kernel serves
+    it (vhost).
+    """
+    values = {"queue": _OF_GUEST, "interval": _INTERVAL_US, "status": "off"}
+    for number, netdev in enumerate(netdevs):
+        name = f"{_TRIAL}{os.getpid()}-{number}"
+        await commands.object_add(monitor, "filter-buffer", name, {"netdev": netdev, **values})
+        await commands.object_del(monitor, name)
 
 
 def brief_holds(netdevs: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from vmckpt.epoch.output import BriefHold
+from vmckpt.epoch.output import try_hold
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.inside import query_networks
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
@@ -27,7 +27,7 @@ async def senders(vm: Vm, monitor: Monitor) -> list[str]:
 async def require_holdable(vm: Vm, monitor: Monitor, netdevs: Sequence[str]) -> None:
     """Raises RefusedError if QEMU cannot hold what they send; QEMU itself is asked."""
     try:
-        await BriefHold(monitor, netdevs, 1.0).require_possible()
+        await try_hold(monitor, netdevs)
     except CommandRefusedError as exc:
         raise RefusedError(
             f"what '{vm.name}' sends cannot be held",

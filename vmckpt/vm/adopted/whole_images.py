@@ -67,7 +67,9 @@ class _Work:
 
     def _give_format(self, leaf: _Node, number: int, kind: str) -> None:
         above = self._above(leaf)
-        while above is not None:
+        for _ in self.arguments:  # its nodes may be in a circle, which QEMU refuses
+            if above is None:
+                break
             value = self._value(above.at)
             if value.get(f"{above.inside}driver") in _FORMATS:
                 kept = value.without(*(f"{above.inside}{key}" for key in _ELSEWHERE))
