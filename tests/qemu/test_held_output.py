@@ -108,12 +108,13 @@ def test_what_is_held_beyond_ten_thousand_packets_is_lost_and_is_seen_to_come() 
     async def main(made: World) -> None:
         async with sending(made) as sender:
             held = HeldOutput(sender.monitor, ["net0"])
+            (nic,) = await commands.query_virtio_nics(sender.monitor)
             await sender.control.beat("10.77.0.254:7700", hz=10_000)
             await held.hold()
             began_ns = time.monotonic_ns()
-            began = at_most = await commands.query_sent_packets(sender.monitor, "nic0")
+            began = at_most = await commands.query_sent_packets(sender.monitor, nic)
             while not await held.is_filling():
-                at_most = await commands.query_sent_packets(sender.monitor, "nic0")
+                at_most = await commands.query_sent_packets(sender.monitor, nic)
                 await asyncio.sleep(0.02)
             assert MOST_PACKETS / 3 < (at_most - began) % commands.SENT_PACKETS_WRAP < MOST_PACKETS
             await released(held)
@@ -121,10 +122,10 @@ def test_what_is_held_beyond_ten_thousand_packets_is_lost_and_is_seen_to_come() 
             assert (await sender.heard(began_ns))[1] == 0
             asked = asyncio.ensure_future(sender.control.ping(timeout_s=60.0))
             began_ns, sent = time.monotonic_ns(), 0
-            seen = await commands.query_sent_packets(sender.monitor, "nic0")
+            seen = await commands.query_sent_packets(sender.monitor, nic)
             while sent < 1.1 * MOST_PACKETS:
                 await asyncio.sleep(0.05)
-                now = await commands.query_sent_packets(sender.monitor, "nic0")
+                now = await commands.query_sent_packets(sender.monitor, nic)
                 sent, seen = sent + (now - seen) % commands.SENT_PACKETS_WRAP, now
             await held.release_all()
             await asked

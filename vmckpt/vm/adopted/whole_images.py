@@ -37,14 +37,14 @@ def on_whole_images(arguments: Sequence[str], formats: Mapping[int, str]) -> Who
 
     Raises RefusedError: there is no place for the format's node.
     """
-    work = _Work(list(arguments))
+    work = _Changing(list(arguments))
     for number, kind in formats.items():
         work.give(number, kind)
     unused = work.pruned()
     return WholeImages(tuple(work.arguments), frozenset(unused))
 
 
-class _Work:
+class _Changing:
     """Arguments that are being changed."""
 
     def __init__(self, arguments: list[str]) -> None:
