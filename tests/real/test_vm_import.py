@@ -1,6 +1,7 @@
 """A libvirt domain that is off becomes a VM of vmckpt's own, and a domain again."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,37 @@ def test_copies_of_an_imported_domain_are_vms_and_become_domains(own_disk: Machi
             made.vmckpt("vm", "stop", name, "--force")
             made.vmckpt("vm", "rm", name)
         made.inside("lab-a", "sh", "-c", f"rm -rf /var/lib/vmckpt/images/* {NVRAM}/*")
+
+
+@pytest.mark.long
+def test_an_imported_domain_with_uefi_is_replicated(own_disk: Machines) -> None:
+    """Its variables reach the standby as its disk does."""
+    made = own_disk
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.virsh("lab-a", "undefine", GUEST.name)
+    run_domain(made, "lab-a", disk_xml=DESKTOP, firmware=FIRMWARE)
+    made.virsh("lab-a", "destroy", GUEST.name)
+    made.ok("vm", "import", GUEST.name)
+    made.ok("vm", "start", GUEST.name)
+    leases = made.shared / "dom-leases"
+    try:
+        asyncio.run(under_load(made))
+        for folder in (OWN_DISK.parent, NVRAM):
+            made.inside("lab-b", "mkdir", "-p", str(folder))
+        made.ok("replicate", "start", GUEST.name, "lab-b", "--lease", str(leases))
+        made.ok("replicate", "failover", GUEST.name)
+        assert made.ok("vm", "show", GUEST.name)["host"] == "lab-b"
+        asyncio.run(sound(made, GUEST))
+        made.ok("replicate", "failback", GUEST.name)
+        asyncio.run(sound(made, GUEST))
+        made.ok("replicate", "stop", GUEST.name)
+    finally:
+        made.vmckpt("replicate", "stop", GUEST.name)
+        made.vmckpt("vm", "stop", GUEST.name, "--force")
+        made.vmckpt("vm", "rm", GUEST.name)
+        shutil.rmtree(leases, ignore_errors=True)
+        for host in ("lab-a", "lab-b"):
+            made.inside(host, "sh", "-c", f"rm -rf {OWN_DISK.parent}/* {NVRAM}/*")
 
 
 def unharmed(made: Machines, name: str) -> None:
