@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests import virtual_time
 from vmckpt.checkpoint.group.line import SILENT_S, Line
-from vmckpt.checkpoint.group.member import TOGETHER_S, Hold, Member, MemberHost
+from vmckpt.checkpoint.group.member import TOGETHER_S, Member, MemberHost, OutputHold
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.group.head import ANSWER_S, GroupHead, cut, restore
 
@@ -78,7 +78,7 @@ class Guest:
     async def release(self) -> None:
         await self.release_all()
 
-    async def capture(self, hold: Hold | None) -> None:
+    async def capture(self, hold: OutputHold | None) -> None:
         assert hold is not None
         assert hold.begin == self.begin
         assert (hold.may_run is not None) is self.pauses_guest

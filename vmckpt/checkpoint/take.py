@@ -25,7 +25,7 @@ from vmckpt.checkpoint.facts import (
     DomainFacts,
     machine_to_json,
 )
-from vmckpt.checkpoint.group.member import ALONE, Alone, Hold, Member, Output
+from vmckpt.checkpoint.group.member import ALONE, Alone, Member, Output, OutputHold
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.memory_passes import MemoryPasses
 from vmckpt.checkpoint.origin import marked
@@ -363,7 +363,7 @@ class Taking:
                 return StaysPaused()
             return BriefHold(self._monitor, self._senders, most_s)
 
-        async def together(hold: Hold | None) -> Epoch:
+        async def together(hold: OutputHold | None) -> Epoch:
             also = self._disks.in_pause
             if hold is None:
                 return await capture.epoch(0, also=also)

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.preflight.finding import REFUSE, Finding
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.vm.adopted.whole_images import on_whole_images
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.spec.spec import Spec
 
@@ -45,6 +44,8 @@ def based_disks(spec: Spec) -> Iterator[Finding]:
     """A refusal if its command line says of a disk what is not true of a copy of it."""
     if spec.adopted is None:
         return
+    from vmckpt.vm.adopted.whole_images import on_whole_images
+
     formats = {n: disk.format for n, disk in enumerate(spec.disks) if not disk.read_only}
     arguments = spec.adopted.arguments
     if on_whole_images(arguments, formats).arguments != arguments:

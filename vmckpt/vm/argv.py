@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vmckpt.vm.adopted import nics
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import RAM, fill
 from vmckpt.vm.adopted.isolation import isolated, unconnected
@@ -198,6 +197,8 @@ def bridged_macs(spec: Spec) -> list[str]:
 def macs(spec: Spec) -> tuple[str, ...]:
     """The addresses of the guest's NICs, in order."""
     if spec.adopted is not None:
+        from vmckpt.vm.adopted import nics
+
         return tuple(nics.macs(spec.adopted.arguments))
     named = enumerate(spec.nics)
     return tuple(nic.mac or default_mac(spec.name, number) for number, nic in named)

@@ -87,7 +87,7 @@ class MemberHost(NamedTuple):
     stays_paused: bool
 
 
-class Hold(NamedTuple):
+class OutputHold(NamedTuple):
     """For `Capture.epoch` of a member of a group.
 
     `begin`: commands that begin to hold the guest's output; `stopped`: to be called when the guest
@@ -122,7 +122,7 @@ class Alone:
         self,
         _output: Callable[[float], Output],
         _tell_guard: Callable[[str], None],
-        capture: Callable[[Hold | None], Awaitable[T]],
+        capture: Callable[[OutputHold | None], Awaitable[T]],
     ) -> T:
         """As `Member.cut`."""
         return await capture(None)
@@ -203,7 +203,7 @@ class Member:
         self,
         output: Callable[[float], Output],
         tell_guard: Callable[[str], None],
-        capture: Callable[[Hold | None], Awaitable[T]],
+        capture: Callable[[OutputHold | None], Awaitable[T]],
     ) -> T:
         """Take part in the group's cut; returns the result of `capture`.
 
@@ -220,7 +220,7 @@ class Member:
         self,
         output: Output,
         tell_guard: Callable[[str], None],
-        capture: Callable[[Hold | None], Awaitable[T]],
+        capture: Callable[[OutputHold | None], Awaitable[T]],
     ) -> T:
         self.send("set")
         await self.receive("cut", TOGETHER_S)
@@ -238,7 +238,7 @@ class Member:
         async def captured() -> T:
             nonlocal runs_unix_s
             may_run = released.wait if output.pauses_guest else None
-            found = await capture(Hold(output.begin, stopped, may_run))
+            found = await capture(OutputHold(output.begin, stopped, may_run))
             runs_unix_s = time.time()
             return found
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vmckpt.vm.adopted.arguments import values
 from vmckpt.vm.adopted.settings import KeyValues, parse_settings
 
 # The parts of a network option that describe the guest's device. A tap stays, but on no bridge.
@@ -25,6 +24,8 @@ def unconnected(name: str) -> dict[str, Any]:
 
 def networks(arguments: Sequence[str]) -> list[str]:
     """The options that connect the guest to a network."""
+    from vmckpt.vm.adopted.arguments import values
+
     found = values(arguments, "netdev", "nic", "net")
     return [
         f"-{name} {arguments[at]}"
