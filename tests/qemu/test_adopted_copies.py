@@ -1,6 +1,7 @@
 """Copies and forks of a QEMU that was started by hand: the guest as it was, beside the original."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,12 @@ def has_run_on(made: World, *names: str) -> None:
 def words(made: World, name: str) -> list[str]:
     (pid,) = made.pids(name)
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 @contextmanager
@@ -143,7 +150,8 @@ def test_they_send_nothing_unless_it_is_asked_for_and_share_no_port_of_the_host(
     with world(qemu("10.0")) as made, observer() as outside:
         made.ok("host", "set", "local", "--qemu", str(qemu("10.0")))
         machine = sender(outside.port)
-        machine[machine.index("user,id=n0")] += ",hostfwd=tcp:127.0.0.1:0-:22"
+        port = free_port()
+        machine[machine.index("user,id=n0")] += f",hostfwd=tcp:127.0.0.1:{port}-:22"
         with sending_by_hand(made, "10.0", machine):
             sockets = [word for n in (0, 1) for word in ("--qmp", f"{made.state_dir}/hand{n}.sock")]
             made.ok("vm", "adopt", "hand", "--host", "local", *sockets)
@@ -166,3 +174,13 @@ def test_they_send_nothing_unless_it_is_asked_for_and_share_no_port_of_the_host(
             eventually(lambda: len(outside.senders(1.0)) == 2, 60, "both are heard")
             assert "hostfwd" not in " ".join(words(made, "copy"))
             end(made, "copy")
+            # The VM itself has it, once its QEMU has given it up.
+            back = ("checkpoint", "restore", "whole", "--in-place", "--yes")
+            refused = made.vmckpt(*back)
+            assert (refused.code, f"forwards {port}" in refused.error["why"]) == (4, True)
+            assert "vmckpt vm stop hand" in refused.error["remedy"]
+            assert outside.hears()
+            made.ok("vm", "stop", "hand", "--force")
+            made.ok(*back)
+            assert f"hostfwd=tcp:127.0.0.1:{port}-:22" in " ".join(words(made, "hand"))
+            end(made, "hand")

@@ -96,6 +96,9 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
         found += [
             one for one in await ask(destination_host.network(vm, host)) if one.code == "bridge"
         ]
+        # In place the old QEMU has them until the new one runs.
+        stop = f"stop it first: vmckpt vm stop {vm.name}" if in_place else "free them there"
+        found += await ask(destination_host.forwards(vm, host, stop))
     return found + await ask(
         isolation_checks(vm.spec, host) if not plugged else (),
         destination_host.userfaults(host, by_qemu=False) if lazy else (),

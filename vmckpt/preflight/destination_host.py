@@ -244,7 +244,9 @@ async def ports(destination: Host, *, needed: int) -> AsyncIterator[Finding]:
     yield Finding("ports", OK, text)
 
 
-async def forwards(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
+async def forwards(
+    vm: Vm, destination: Host, remedy: str = "free them there"
+) -> AsyncIterator[Finding]:
     """The host ports that an adopted VM's user-mode networks listen on."""
     if vm.spec.adopted is None or not vm.spec.adopted.forwards:
         return
@@ -252,7 +254,7 @@ async def forwards(vm: Vm, destination: Host) -> AsyncIterator[Finding]:
     wanted = vm.spec.adopted.forwards
     if clash := [str(port) for port in wanted if port in taken]:
         reason = f"the VM forwards {', '.join(clash)} of its host, taken on {destination.name}"
-        yield Finding("forwarded-ports", REFUSE, reason, "free them there")
+        yield Finding("forwarded-ports", REFUSE, reason, remedy)
         return
     yield Finding("forwarded-ports", OK, f"{len(wanted)} are free on {destination.name}")
 

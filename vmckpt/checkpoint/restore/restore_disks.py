@@ -60,7 +60,7 @@ from vmckpt.vm.start import new_qemu_id
 
 # What prevents the machine from running here does not prevent having its disks here.
 _OF_THE_MACHINE = frozenset(
-    {"machine-type", "cpu-model", "accel", "memory", "files", "userfaultfd"}
+    {"machine-type", "cpu-model", "accel", "memory", "files", "forwarded-ports", "userfaultfd"}
 )
 
 
