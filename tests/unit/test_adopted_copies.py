@@ -262,6 +262,11 @@ def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
         ("-nic user,hostfwd=tcp::2222-:22", True, "'-nic type=user,hostfwd=tcp::2222-:22' listens"),
         ("-netdev user,id=n,hostfwd=udp::53-:53", True, "listens on ports of the host"),
         ("-device vhost-vsock-pci,guest-cid=3", False, "has the context ID 3"),
+        (
+            "-device e1000,id=n -set device.n.mac=52:54:00:00:00:01",
+            False,
+            "address of the original",
+        ),
     ],
 )
 def test_what_only_one_machine_can_have_is_refused_by_name(

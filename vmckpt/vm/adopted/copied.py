@@ -3,6 +3,7 @@
 Its directory, sockets, taps, memory and images are each QEMU's own anyway (holes.py).
 """
 
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,8 @@ from vmckpt.vm.adopted.settings import Settings
 
 _NETWORKS = ("netdev", "nic", "net")
 _FORWARDS = "hostfwd"
+# In -set GROUP.ID.KEY=VALUE.
+_ADDRESS = re.compile(r"\.mac(addr)?=")
 
 
 def with_uuid(arguments: Sequence[str], new: str) -> list[str]:
@@ -52,6 +55,9 @@ def undoubled(arguments: Sequence[str], *, plugged: bool) -> Iterator[str]:
                 yield f"{option} listens on ports of the host, which the original has"
         elif (cid := value.get("guest-cid")) is not None:
             yield f"{option} has the context ID {cid} on its host, which the original has"
+    for name, at in options(arguments):
+        if name == "set" and _ADDRESS.search(arguments[at]):  # it counts, whatever -device says
+            yield f"'-set {arguments[at]}' gives it the address of the original"
 
 
 def _forwards(value: Settings) -> list[str]:
