@@ -175,10 +175,15 @@ async def yank_nodes(monitor: Monitor, prefix: str) -> None:
 
 
 class DiskDevice(NamedTuple):
-    """A device that has a disk: its path in QEMU's object tree, and the disk's node."""
+    """A device that has a disk: its path in QEMU's object tree, and the disk's node.
+
+    `file`: the disk's image, as QEMU names it.
+    """
 
     path: str
     node: str
+    file: str
+    read_only: bool
 
 
 async def query_drives(monitor: Monitor) -> list[DiskDevice]:
@@ -189,7 +194,8 @@ async def query_drives(monitor: Monitor) -> list[DiskDevice]:
         inserted: shapes.Inserted = item.get("inserted", {})
         if device and inserted.get("node-name"):
             path = device if device.startswith("/") else f"/machine/peripheral/{device}"
-            found.append(DiskDevice(path, inserted["node-name"]))
+            file, read_only = inserted.get("file", ""), inserted.get("ro", False)
+            found.append(DiskDevice(path, inserted["node-name"], file, read_only))
     return found
 
 

@@ -131,6 +131,7 @@ class _DomainCheckpoint:
             capture.described(domain.name, vm.spec.memory_bytes, self._parts),
             capture.memory(vm, monitor),
             capture.devices(vm, monitor),
+            capture.disks(vm, monitor),
             capture.unused(vm, monitor),
         )
         require(found, f"'{domain.name}' cannot have checkpoints while it runs")

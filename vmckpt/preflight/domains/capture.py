@@ -7,7 +7,7 @@ from vmckpt.epoch.ram import find_ram
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.preflight import capture
 from vmckpt.preflight.finding import OK, REFUSE, Finding
-from vmckpt.qemu import commands
+from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.domains.definition.parts import Parts
 from vmckpt.vm.domains.running import unfit_name
@@ -17,6 +17,8 @@ VHOST = "/dev/vhost-"
 # It is stopped with the guest, and what it writes is seen like QEMU's writes
 # (tests/kernel/test_vhost.py).
 VHOST_NET = "/dev/vhost-net"
+# The chip with the UEFI variables, whose content is in QEMU's own state.
+VARIABLES = "/machine/system.flash1"
 
 
 def described(name: str, memory_bytes: int, parts: Parts) -> Iterator[Finding]:
@@ -53,6 +55,15 @@ async def devices(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
     if names := sorted(set(opened.stdout.split()) - {VHOST_NET}):
         reason = f"its QEMU has opened {', '.join(names)}: a device that the host's kernel serves"
         yield Finding("bypass", REFUSE, reason, _otherwise(vm.name))
+
+
+async def disks(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
+    """Whether its XML names all disks that its QEMU has; a checkpoint would lack others."""
+    for drive in await block.query_drives(monitor):
+        if drive.node not in vm.nodes and not drive.read_only and drive.path != VARIABLES:
+            reason = f"its QEMU has a disk that is not in its XML: {drive.file or drive.node}"
+            remedy = "have it there as a <disk> (virsh edit), or unplug it"
+            yield Finding("domain-disks", REFUSE, reason, remedy)
 
 
 async def unused(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
