@@ -23,14 +23,19 @@ import pytest
 from tests.commands import vmckpt
 from tests.unit.test_guard_records import request as asked
 from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.domain import LibvirtDomain
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import guard as guards
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
-from vmckpt.fleet.guard.record import GuardPhase, GuardRecord, Where
+from vmckpt.fleet.guard.proof import require_provable
+from vmckpt.fleet.guard.record import GuardPhase, GuardProof, GuardRecord, Where
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.inventory import as_domain
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
@@ -302,6 +307,27 @@ def test_what_needs_an_agent_is_refused_where_there_is_none(
         asyncio.run(health.require_possible(vm, found, in_guest=in_guest))
     elsewhere = (parse_check("tcp:192.0.2.1:80", None), parse_check("true", None))
     asyncio.run(health.require_possible(vm, elsewhere, in_guest=False))
+
+
+def test_no_copy_is_to_prove_the_checkpoint_of_a_domain_that_none_can_be_made_of(
+    tmp_path: Path,
+) -> None:
+    """It was refused after the checkpoint had been taken."""
+
+    def domain(devices: str) -> LibvirtDomain:
+        xml = (
+            "<domain type='kvm'><name>web</name><os><type machine='q35'>hvm</type></os>"
+            f"<devices>{devices}</devices></domain>"
+        )
+        seen = DomainInfo("1" * 32, "web", DomainState.RUNNING, 1, True, xml)
+        return LibvirtDomain(as_domain(LocalHost("a", tmp_path, "::1"), seen))
+
+    shared = domain("<serial type='file'><source path='/var/log/web.log'/></serial>")
+    with pytest.raises(RefusedError, match="no copy of 'web'") as refused:
+        asyncio.run(require_provable(shared, GuardProof.RUN))
+    assert "--proof read" in refused.value.remedy
+    asyncio.run(require_provable(shared, GuardProof.READ))
+    asyncio.run(require_provable(domain("<serial type='pty'/>"), GuardProof.RUN))
 
 
 def test_a_vm_that_does_not_run_is_not_well() -> None:

@@ -192,6 +192,49 @@ def test_a_copy_that_would_share_the_originals_files_is_refused(device: str) -> 
     assert "the copy would use too" in caught.value.why
 
 
+def with_arguments(*words: str) -> str:
+    values = "".join(f"<qemu:arg value='{word}'/>" for word in words)
+    return changed("</devices>", f"</devices><qemu:commandline>{values}</qemu:commandline>")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"),
+        ("-drive", "file=/i/nvme.img,if=none,id=d", "-device", "nvme,drive=d,serial=1"),
+        ("--nic", "user"),
+    ],
+)
+def test_what_qemus_own_arguments_name_is_shared_by_no_copy(words: tuple[str, ...]) -> None:
+    """A guard's copy was to be isolated, and was on the network."""
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    with pytest.raises(RefusedError, match="web-2") as caught:
+        as_copy(with_arguments(*words), new)
+    assert words[0] in caught.value.why
+    as_copy(with_arguments("-cpu", "host,-svm", "-global", "ICH9-LPC.disable_s3=1"), new)
+
+
+def test_a_copys_firmware_tables_have_its_own_uuid() -> None:
+    """Libvirt refuses XML in which they differ, as OpenStack and oVirt have them."""
+    sysinfo = (
+        "<sysinfo type='smbios'><system><entry name='product'>x</entry>"
+        "<entry name='uuid'>11111111-1111-1111-1111-111111111111</entry></system></sysinfo>"
+    )
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    root = ElementTree.fromstring(as_copy(changed("<devices>", f"{sysinfo}<devices>"), new))
+    entries = [entry.text for entry in root.iterfind("sysinfo/system/entry")]
+    assert entries == ["x", new.uuid]
+
+
+def test_a_copy_does_not_write_into_the_originals_log() -> None:
+    """Libvirt empties such a file when the copy starts (append='off')."""
+    log = "<log file='/var/log/web.log' append='off'/><target port='0'/>"
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    root = ElementTree.fromstring(as_copy(changed("<target port='0'/>", log), new))
+    assert root.find("devices/serial/target") is not None
+    assert root.find("devices/serial/log") is None
+
+
 def test_xml_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError):
         parts_of("<domain")

@@ -139,6 +139,15 @@ def plan_copy(
     return replace(planned, is_copy=True)
 
 
+def why_no_copy(xml: str) -> str:
+    """Why a checkpoint of the domain could not become a copy that is isolated, if so."""
+    try:
+        as_copy(xml, DomainIdentity("copy", str(uuid.uuid4()), None, isolated=True))
+    except RefusedError as exc:
+        return exc.why
+    return ""
+
+
 def _planned(
     name: str,
     new_uuid: str,

@@ -32,7 +32,7 @@ from vmckpt.errors import (
 from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
 from vmckpt.fleet.guard.health import HealthCheck, health_problems, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
-from vmckpt.fleet.guard.proof import copy_name, remove_copy, run_copy
+from vmckpt.fleet.guard.proof import copy_name, remove_copy, require_provable, run_copy
 from vmckpt.fleet.guard.record import (
     GuardPhase,
     GuardProof,
@@ -98,6 +98,7 @@ async def guard(run: str, request: GuardRequest, tools: GuardTools) -> GuardReco
         checks = _checks(request)
         await require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         await vm.require_replaceable(f"'{vm.name}' could not be rolled back")
+        await require_provable(vm, request.proof)
         if found := await health_problems(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' fails its checks before the command",

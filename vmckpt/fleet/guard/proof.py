@@ -10,9 +10,9 @@ from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.driver import Driver
-from vmckpt.errors import BusyError, OperationFailedError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.fleet.guard.health import health_problems
-from vmckpt.fleet.guard.record import GuardRecord
+from vmckpt.fleet.guard.record import GuardProof, GuardRecord
 from vmckpt.fleet.guard.rollback import BUSY_POLL_S, BUSY_S
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
@@ -22,6 +22,21 @@ from vmckpt.vm.inventory import Vm, homes, read_vm
 
 # A copy counts as proved when its vCPUs have run for this long without an error in QEMU.
 PROOF_S = 1.0
+
+
+async def require_provable(vm: Driver, proof: GuardProof) -> None:
+    """Raises RefusedError if its checkpoint cannot be proved so."""
+    from vmckpt.drivers.domain import LibvirtDomain
+
+    if proof is GuardProof.RUN and isinstance(vm, LibvirtDomain):
+        from vmckpt.checkpoint.domains.planned import why_no_copy
+
+        if why := why_no_copy(vm.domain.seen.xml):
+            raise RefusedError(
+                f"no copy of '{vm.name}' can prove its checkpoint",
+                why=why,
+                remedy=f"have it read instead: vmckpt guard {vm.name} --proof read -- COMMAND",
+            )
 
 
 def copy_name(record: GuardRecord) -> str:

@@ -23,6 +23,9 @@ _LIBVIRTS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/q
 # Among images: no disk has this name.
 VARIABLES = "nvram"
 _BASES = ("backingStore", "mirror")
+# Arguments of QEMU's that <qemu:commandline> may have in a copy: none names a file or a network.
+_ARGUMENTS = "{http://libvirt.org/schemas/domain/qemu/1.0}commandline/*"
+_HARMLESS = frozenset({"boot", "cpu", "device", "global", "rtc", "set", "smp"})
 _CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
 
 
@@ -95,6 +98,9 @@ def as_copy(xml: str, new: DomainIdentity) -> str:
         if element is None:
             element = ElementTree.SubElement(root, tag)
         element.text = text
+    _require_own_arguments(root, new.name)
+    for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
+        entry.text = new.uuid
     for metadata in root.iterfind("metadata"):
         for own in metadata.findall(_HEARTBEATS):
             metadata.remove(own)
@@ -108,6 +114,19 @@ def as_copy(xml: str, new: DomainIdentity) -> str:
     for graphics in root.iterfind("devices/graphics"):
         _change_graphics(graphics)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _require_own_arguments(root: ElementTree.Element, name: str) -> None:
+    """Raises RefusedError if QEMU may have a disk or a network that the rest does not show."""
+    for argument in root.iterfind(_ARGUMENTS):
+        value = argument.get("value", "")
+        if value.startswith("-") and value.lstrip("-") not in _HARMLESS:
+            raise RefusedError(
+                f"the checkpoint cannot become '{name}'",
+                why=f"the original has the argument {value} of QEMU's own (qemu:commandline), and "
+                "the copy would share what that names",
+                remedy="restore the domain itself: --in-place, or where there is none of its name",
+            )
 
 
 def _change_graphics(graphics: ElementTree.Element) -> None:
@@ -140,6 +159,8 @@ def _change_nic(nic: ElementTree.Element, new: DomainIdentity, number: int) -> N
 
 def _change_character_device(device: ElementTree.Element, name: str) -> None:
     kind = device.get("type")
+    for log in device.findall("log"):
+        device.remove(log)  # libvirt would empty the original's, or mix both in it
     if kind == "pty":
         device.attrib.pop("tty", None)
     for source in device.findall("source"):
