@@ -208,3 +208,29 @@ def test_the_old_guests_memory_is_kept_if_libvirt_does_not_start_it(tmp_path: Pa
     session = work.settle(DomainState.SHUTOFF, restore=None)  # the next command tries again
     assert session.told == [("restore", memory)]
     work.nothing_left()
+
+
+def test_an_old_guest_that_continues_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    """Killed as it undid: libvirt has restored the old guest, and its definition was replaced."""
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+    work.pending.put_back()
+    session = work.settle(DomainState.RUNNING, RESTORED, job=DomainJob(False))
+    assert session.told == []
+    assert work.image.read_text() == OLD
+    work.nothing_left()
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["LibvirtQemudPart" + "\0" * 76, "", "\0" * 92],
+    ids=["half", "empty", "not-synced"],
+)
+def test_a_guest_that_a_power_cut_ended_as_it_was_saved_stays_off(
+    tmp_path: Path, written: str
+) -> None:
+    """Libvirt refuses half an image: each command on the domain failed with that, for good."""
+    work = Restore(tmp_path, Phase.SAVING, replaces=True)
+    old_of(work.host, work.pending).write_text(written)
+    assert work.settle(DomainState.SHUTOFF).told == []
+    assert work.image.read_text() == OLD
+    work.nothing_left()

@@ -34,6 +34,8 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IN_MEMORY, QemuDir, lock_path
 
 _OLD = ".vmckpt-old-"
+# How a save image begins that libvirt has not written to its end.
+_INCOMPLETE = b"LibvirtQemudPart"
 
 
 class Phase(StrEnum):
@@ -86,6 +88,10 @@ class PendingDomain:
             proof.chmod(status.st_mode & 0o7777)
             sync_directory(path.parent)
             rename_durably(proof, path.name)
+
+    def are_in_place(self) -> bool:
+        """Whether the domain may have new images. Blocking."""
+        return any(old.exists() for _, _, old in self.proofs()) or not self.images
 
     def put_back(self) -> None:
         """Undo any part of `put_in_place`. Blocking."""
@@ -184,7 +190,9 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
             why="a restore of it was interrupted, and libvirt saves or loads its memory",
             remedy="wait until that has ended, and try again",
         )
-    is_new = not pending.replaces or pending.phase is Phase.SWITCHING
+    is_new = not pending.replaces
+    if pending.phase is Phase.SWITCHING:  # else the old guest has its disks, and may run again
+        is_new = await in_thread(pending.are_in_place)
     if pending.phase is Phase.RUNNING or (domain and is_new and _was_restored(domain)):
         await finished(host, pending, session)
     elif is_active and is_new:
@@ -247,8 +255,8 @@ async def undone(host: Host, pending: PendingDomain, session: Libvirtd) -> None:
         old = old_of(host, pending)
         domain = await _found(session, host, pending.uuid)
         is_off = domain is None or not domain.is_active
-        # A guest that powered off before it was saved has left no file.
-        if pending.was_active and is_off and await host.exists(old):
+        # A guest that powered off before it was saved has left no file, a power cut half of it.
+        if pending.was_active and is_off and await _is_complete(host, old):
             try:
                 await session.restore(old)
             except VmckptError as exc:
@@ -263,6 +271,12 @@ async def undone(host: Host, pending: PendingDomain, session: Libvirtd) -> None:
             await host.remove(path)
         await host.remove(proof)
     await _forget(host, pending)
+
+
+async def _is_complete(host: Host, save_image: Path) -> bool:
+    """Whether the file is there, and libvirt has written all of it."""
+    head = await host.read_from(save_image, 0)
+    return bool(head.strip(b"\0")) and not head.startswith(_INCOMPLETE)
 
 
 async def _forget(host: Host, pending: PendingDomain) -> None:
