@@ -112,6 +112,18 @@ def test_in_place_the_vm_stays_as_it_is_described_now(host: LocalHost) -> None:
     restored(host)  # and once more
 
 
+def test_a_link_to_a_disk_stays_and_its_file_gets_the_content(host: LocalHost) -> None:
+    """The image was put in the link's place, on another disk than the one that has room for it."""
+    link, image = host.state_dir / "web.raw", host.state_dir / "large" / "1.raw"
+    image.parent.mkdir()
+    link.rename(image)
+    link.symlink_to("large/1.raw")
+    restored(host)
+    assert link.is_symlink()
+    assert image.read_bytes() == content()
+    assert [path.name for path in image.parent.iterdir()] == ["1.raw"]
+
+
 @pytest.mark.parametrize("full", ["checkpoint", "spec.toml"])
 def test_a_disk_that_is_full_after_the_commit_makes_it_no_failure(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch, full: str

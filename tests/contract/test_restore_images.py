@@ -1,7 +1,7 @@
 """What stands where a restore or a fork makes its own, and is not its own, stays."""
 
 import asyncio
-import struct
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.test_checkpoint_disks import SIZE
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
+from tests.qcow2 import with_snapshots
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.origin import digest
@@ -125,6 +126,31 @@ def test_an_image_that_another_vm_has_made_since_the_checks_stays(
     with pytest.raises(FileExistsError):
         restored(host, AS_COPY)
     assert path.read_bytes() == b"another VM's"
+
+
+def test_in_place_a_link_to_a_disk_stays(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new image took the link's place, wherever that is."""
+    link, image = host.state_dir / "web.raw", host.state_dir / "large" / "1.raw"
+    image.parent.mkdir()
+    link.rename(image)
+    link.symlink_to("large/1.raw")
+    renames = list[list[str]]()
+
+    async def start(*_: object, **__: object) -> None:
+        record = vm_dir(host.state_dir, "web").restoring
+        renames.extend(json.loads(record.read_text())["renames"])
+        raise OperationFailedError("QEMU did not start", why="-", remedy="-")
+
+    all_fits(monkeypatch, restores, lambda: None)
+    monkeypatch.setattr(restores, "start_qemu", start)
+    monkeypatch.setattr(Checkpoint, "blob", lambda *_: b"")
+    with pytest.raises(OperationFailedError, match="did not start"):
+        restored(host, replace(IN_PLACE, eager=True))
+    [(made, replaced)] = renames
+    assert replaced == str(image)
+    assert Path(made).parent == image.parent
+    assert link.is_symlink()
+    assert [path.name for path in image.parent.iterdir()] == ["1.raw"]
 
 
 def test_so_it_does_when_the_disks_alone_are_restored(
@@ -425,19 +451,6 @@ def test_nor_are_the_disks_alone(host: LocalHost, monkeypatch: pytest.MonkeyPatc
         asyncio.run(disks_alone.restore_disks(host, source(host), IN_PLACE))
     assert "is a device" in refused.value.why
     assert (host.state_dir / "web.raw").read_bytes() == b"newer"
-
-
-def with_snapshots(path: Path, *snapshots: tuple[str, int]) -> None:
-    """A qcow2 image's header and table of snapshots."""
-    head = struct.pack(">4sI52xIQ", b"QFI\xfb", 3, len(snapshots), 512)
-    table = b""
-    for number, (name, taken_unix_s) in enumerate(snapshots):
-        words = str(number).encode(), name.encode()
-        sizes = map(len, words)
-        one = struct.pack(">QIHHIIQII", 0, 0, *sizes, taken_unix_s, 0, 0, 0, 16)
-        one += bytes(16) + b"".join(words)
-        table += one.ljust(-(-len(one) // 8) * 8, b"\0")
-    path.write_bytes(head.ljust(512, b"\0") + table)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -39,7 +39,7 @@ from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.making import proof_of, take_name
-from vmckpt.checkpoint.restore.planned import standing_of
+from vmckpt.checkpoint.restore.planned import replaced_file, standing_of
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.deadlines import retry
 from vmckpt.errors import (
@@ -53,6 +53,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.preflight.checkpoint import require_replaceable
 from vmckpt.preflight.domains.replaceable import loss_of
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
@@ -67,6 +68,7 @@ from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
+from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.start import new_qemu_id
 
 NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
@@ -237,7 +239,7 @@ class DomainRestoring:
         )
 
     def _pending(self) -> PendingDomain:
-        paths = [str(image.path) for image in self._plan.images]
+        paths = [str(self._file(image.path)) for image in self._plan.images]
         return PendingDomain(
             name=self._plan.name,
             uuid=self._plan.uuid,
@@ -248,8 +250,18 @@ class DomainRestoring:
             definition=self._plan.definition,
         )
 
+    def _file(self, path: Path) -> Path:
+        """The file that gets the image's content. Raises RefusedError."""
+        return path if self._old is None else replaced_file(path)
+
     async def _require_new_images(self) -> None:
         for image in self._plan.images:
+            if await is_device(self._host, image.path):
+                raise RefusedError(
+                    f"{image.path} would be a file in the memory of {self._host.name}",
+                    why="it is, or was, a device; a restore makes image files",
+                    remedy="make a copy, whose disks are image files: --as NAME",
+                )
             if await self._host.exists(image.path):
                 raise RefusedError(
                     f"{image.path} exists already",
@@ -276,6 +288,12 @@ class DomainRestoring:
             )
         if (loss := await loss_of(uuid, self._session)) is not None:
             raise self._in_the_way(*loss)
+        await require_replaceable(
+            self._host,
+            [(disk.image.path, disk.image.format) for disk in self._plan.disks],
+            f"'{old.name}' cannot be replaced by the checkpoint",
+            self._facts.taken_unix_s,
+        )
 
     def _in_the_way(self, why: str, remedy: str) -> RefusedError:
         return RefusedError(
@@ -299,6 +317,7 @@ class DomainRestoring:
             self._write_image(variables.path, make)
 
     def _write_image(self, path: Path, make: Callable[[Path], None]) -> None:
+        path = self._file(path)
         with storage_errors(f"write {path}"):
             if self._old is not None and not path.is_file():
                 raise RefusedError(

@@ -16,6 +16,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.hosts.sockets.unix_socket import followed
 from vmckpt.preflight.checkpoint import NewImage, Wanted, restore_checks
 from vmckpt.preflight.finding import Finding
 from vmckpt.state.durable import make_dir_durably, sync_file
@@ -238,8 +239,25 @@ def copy_variables(planned: PlannedRestore, path: Path) -> None:
         sync_file(path)
 
 
+def replaced_file(path: Path) -> Path:
+    """The file at `path` that gets new content; a link to it stays.
+
+    Raises RefusedError: another user has led there.
+    """
+    try:
+        return followed(path)
+    except FileNotFoundError:
+        return path
+    except OSError as exc:
+        raise RefusedError(
+            f"{path} cannot be replaced",
+            why=exc.strerror or str(exc),
+            remedy="put the image itself there; or make a copy: --as NAME",
+        ) from exc
+
+
 def replacement_path(path: Path) -> Path:
-    """The path where new content for the disk at `path` is prepared."""
+    """The path where new content for the file at `path` is prepared: no link."""
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
 
 

@@ -49,6 +49,7 @@ from vmckpt.checkpoint.restore.planned import (
     copy_variables,
     plan_copy,
     plan_itself,
+    replaced_file,
     replacement_path,
     standing_of,
 )
@@ -177,10 +178,11 @@ class _Restoring:
         self._is_whole = planned.facts.kind == FILE
         self._options, self._old = options, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
-        self._made = {
-            disk.number: replacement_path(disk.path) if options.in_place else disk.path
-            for disk in planned.disks
-        }
+        self._replaced = {disk.number: disk.path for disk in planned.disks}
+        self._made = dict(self._replaced)
+        if options.in_place:
+            self._replaced = {n: replaced_file(path) for n, path in self._replaced.items()}
+            self._made = {n: replacement_path(path) for n, path in self._replaced.items()}
         # What an undo removes; files that existed before are not listed.
         self._created: list[Path] = []
         self._began_s = 0.0
@@ -299,7 +301,7 @@ class _Restoring:
     def _making(self) -> PendingQemu:
         planned = self._planned
         if self._options.in_place:
-            renames = [(self._made[disk.number], disk.path) for disk in planned.disks]
+            renames = [(made, self._replaced[number]) for number, made in self._made.items()]
             return making(planned.vm, renames=renames, was_paused=self._old_was_paused)
         own = [planned.own_variables] if planned.own_variables else []
         return making(planned.vm, (*own, *self._made.values()))

@@ -34,6 +34,7 @@ from vmckpt.checkpoint.restore.planned import (
     changed,
     checks,
     copy_variables,
+    replaced_file,
     replacement_path,
 )
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
@@ -115,14 +116,16 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
         f"the disks of '{old.name}' cannot be replaced",
         taken_unix_s,
     )
-    made = {image: replacement_path(image.path) for image in images}
+    renames = {image: replaced_file(image.path) for image in images}
+    made = {image: replacement_path(path) for image, path in renames.items()}
     paths = {image.path for image in images}
     new = Qemu(old.directory.qemu(new_qemu_id()), ProcessId(0, 0), old.qemu.platform)
     anew = [disk for disk in old.spec.disks if disk.on(old.host.state_dir) in paths]
     spec = changed(old.spec, with_new_images(old.spec, anew))
     vm = old._replace(spec=spec, qemu=new)
     async with _undone_unless_committed(old.host, old.name):
-        await write_down(vm, making(vm, renames=((aside, one.path) for one, aside in made.items())))
+        pairs = ((aside, renames[image]) for image, aside in made.items())
+        await write_down(vm, making(vm, renames=pairs))
         await _write(point, made)
         left = await to_the_end(_commit(vm, point, source))
     return _result(old, point, images, [*warnings, *left])
