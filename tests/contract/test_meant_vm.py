@@ -14,6 +14,8 @@ from tests.faulty_host import FaultyHost, silence
 from tests.silent_ends import PLATFORM, SPEC
 from vmckpt.checkpoint import meant, operate
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
+from vmckpt.checkpoint.domains import elsewhere
+from vmckpt.checkpoint.facts import DomainFacts
 from vmckpt.checkpoint.jobs import Fork, Forks
 from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.checkpoint.requests import TakeOptions
@@ -26,9 +28,11 @@ from vmckpt.errors import (
     HostDownError,
     OutcomeUnknownError,
     RefusedError,
+    VmckptError,
 )
 from vmckpt.group import restore as group_restores
 from vmckpt.group.groups import Group
+from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import inventory
 from vmckpt.hosts.inventory.drained import close
@@ -38,6 +42,9 @@ from vmckpt.jobs.kind import Outcome
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import KeyHolder, KeySource, make_key_file
 from vmckpt.vm import inventory as vms
+from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.inventory import Domain, as_domain
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Qemu
@@ -238,6 +245,42 @@ def test_a_vm_that_is_run_elsewhere_before_its_restore_has_the_name_is_not_resto
     with pytest.raises(error, match="there is a VM 'web' already"):
         asyncio.run(restore())
     assert jobs[0].ended is not runs
+
+
+@pytest.mark.parametrize(("copy", "error"), [("", OutcomeUnknownError), ("web-2", RefusedError)])
+def test_a_domain_that_another_host_has_by_then_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch, copy: str, error: type[VmckptError]
+) -> None:
+    """Two operators restored it on two hosts within a second: its guest ran twice. Or a copy had
+    the name of a domain that another host has.
+    """
+    inventory_has(monkeypatch, site.evil, site.good)
+    asyncio.run(site.evil.remove(site.vm.directory.path))
+    job, there = Job(runs=False), list[Domain]()
+
+    async def all_domains(_: object) -> Answers[Domain]:
+        return Answers(there, [])
+
+    monkeypatch.setattr(elsewhere, "all_domains", all_domains)
+    name, uuid = (copy, "2" * 32) if copy else ("web", "1" * 32)
+    xml = f"<domain><name>{name}</name><os><type machine='q35'>hvm</type></os></domain>"
+
+    async def restore() -> None:
+        (found,) = (await catalogue([], str(site.location), site.key)).entries
+        assert found.facts is not None
+        facts = replace(found.facts, domain=DomainFacts("1" * 32, xml, ""))
+        options = replace(IN_PLACE, in_place=False, name=copy or None)
+        entry = replace(found, facts=facts)
+        work = await operate.restoring(site.good, entry, options, site.key)
+        seen = DomainInfo(uuid, name, DomainState.RUNNING, 1, persistent=True, xml=xml)
+        there.append(as_domain(site.evil, seen))
+        lock = lock_path(site.good.state_dir, name)
+        async with site.good.lock(lock, owner("checkpoint restore")):
+            await operate._done(work, job, print)  # type: ignore[arg-type]
+
+    with pytest.raises(error, match=f"'{name}'"):
+        asyncio.run(restore())
+    assert job.ended
 
 
 def a_home(host: Host, name: str) -> None:

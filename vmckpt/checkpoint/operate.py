@@ -1,7 +1,7 @@
 """The operator's side: run checkpoint, restore and fork jobs on their hosts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -77,11 +77,15 @@ Tell = Callable[[str], None]
 POLL_S = 0.05
 
 
+async def _nothing_more() -> None:
+    """All has been checked."""
+
+
 class StoreJob(NamedTuple, Generic[Q, R]):
     """A job to run on a host; `access` opens the store at `location`. `held_s`: see `jobs.Take`.
 
     `on_start` receives the run id before the job receives its request, so that every job that has
-    done anything is recorded. `new`: the VMs that it makes.
+    done anything is recorded. `new`: the VMs that it makes; `check` raises what is against them.
     """
 
     kind: JobKind[Q, R]
@@ -93,6 +97,7 @@ class StoreJob(NamedTuple, Generic[Q, R]):
     held_s: float | None = None
     on_start: Callable[[str], None] = lambda _: None
     new: tuple[str, ...] = ()
+    check: Callable[[], Awaitable[None]] = _nothing_more
 
 
 async def create(
@@ -192,8 +197,10 @@ async def _restoring(
     def request(store: StoreRequest, held_s: float | None) -> Restore:
         return Restore(store, options, entry.id, known, is_foreign, held_s, is_domain)
 
-    new = () if options.in_place else (name,)
-    return StoreJob(kind, host, name, request, location, access, new=new)
+    if options.in_place:
+        return StoreJob(kind, host, name, request, location, access)
+    check = partial(_require_not_elsewhere, entry, host, options)
+    return StoreJob(kind, host, name, request, location, access, new=(name,), check=check)
 
 
 async def _require_domain_restorable(
@@ -206,10 +213,20 @@ async def _require_domain_restorable(
             why="it is of a libvirt domain, whose definition libvirt has",
             remedy="write them to images: vmckpt checkpoint export-disk",
         )
-    if options.name is None and entry.facts is not None and entry.facts.domain is not None:
-        from vmckpt.checkpoint.domains.elsewhere import require_not_elsewhere
+    await _require_not_elsewhere(entry, host, options)
 
-        await require_not_elsewhere(entry.manifest.vm, entry.facts.domain.uuid, host)
+
+async def _require_not_elsewhere(
+    entry: CatalogueEntry, host: Host, options: RestoreOptions
+) -> None:
+    """If it is of a domain: as `elsewhere.require_not_elsewhere`."""
+    if entry.facts is None or entry.facts.domain is None:
+        return
+    from vmckpt.checkpoint.domains.elsewhere import require_not_elsewhere
+
+    name, is_new = options.name or entry.manifest.vm, not options.in_place
+    uuid = entry.facts.domain.uuid if options.name is None else ""
+    await require_not_elsewhere(name, uuid, host, is_new=is_new)
 
 
 async def fork_on(
@@ -387,7 +404,7 @@ async def _done(work: StoreJob[Any, R], job: Handle[Any, R], tell: Tell) -> R:
 class _NameTakenError(Exception):
     """Another operator has taken the VM's name since it was asked for."""
 
-    def __init__(self, error: RefusedError | BusyError) -> None:
+    def __init__(self, error: VmckptError) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -404,12 +421,13 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
         return
     try:
         await require_unused(work.new, work.host, all_hosts())
-    except (RefusedError, BusyError) as exc:
+        await work.check()
+    except (RefusedError, BusyError, OutcomeUnknownError) as exc:
         raise _NameTakenError(exc) from exc
 
 
 async def _given_up(
-    work: StoreJob[Any, Any], job: Handle[Any, Any], taken: RefusedError | BusyError
+    work: StoreJob[Any, Any], job: Handle[Any, Any], taken: VmckptError
 ) -> VmckptError:
     """End the job, which has made no VM yet; returns the command's error. Raises BusyError."""
     if not await _has_made_it(job):

@@ -1,6 +1,6 @@
 """On which host a domain is that a checkpoint is to become. On the operator's machine."""
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
 from vmckpt.vm.domains.inventory import Domain, all_domains, choose
@@ -26,16 +26,23 @@ async def host_of_domain(uuid: str, taken_on: str) -> Host:
     return find_host(taken_on)
 
 
-async def require_not_elsewhere(name: str, uuid: str, host: Host) -> None:
-    """Raises OutcomeUnknownError: another host that answers has the domain, too."""
-    found = await all_domains(all_hosts())
-    others = [one.host.name for one in _of(uuid, found.given) if one.host.name != host.name]
-    if others:
+async def require_not_elsewhere(name: str, uuid: str, host: Host, *, is_new: bool) -> None:
+    """Raises OutcomeUnknownError: another host that answers has the domain, too; RefusedError: a
+    new one would have the name of a domain there. A copy has no `uuid` yet ("").
+    """
+    found = [one for one in (await all_domains(all_hosts())).given if one.host.name != host.name]
+    if others := _of(uuid, found):
         raise OutcomeUnknownError(
-            f"'{name}' is on {' and '.join(others)}",
+            f"'{name}' is on {' and '.join(one.host.name for one in others)}",
             why=f"it would be the same domain ({uuid}) on {host.name} too",
             remedy="restore it there (--host), make a copy (--as NAME), or remove it there first: "
             "virsh undefine",
+        )
+    if is_new and (namesake := next((one for one in found if one.name == name), None)):
+        raise RefusedError(
+            f"there is a domain '{name}' already",
+            why=f"on host {namesake.host.name}: commands would not know which of two is meant",
+            remedy="make a copy with another name: --as NAME",
         )
 
 
