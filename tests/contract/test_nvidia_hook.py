@@ -8,6 +8,7 @@ import ast
 import ctypes
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from vmckpt.devices.bundle import Vendor, hook_file
-from vmckpt.devices.hooks.nvidia import main, system, tool
+from vmckpt.devices.hooks.nvidia import carried, main, system, tool
 from vmckpt.devices.hooks.nvidia.carried import read_state
 from vmckpt.devices.hooks.nvidia.system import HookError
 
@@ -393,7 +394,29 @@ def test_a_job_begins_anew_as_its_own_user_whatever_it_is_called(plain: Told) ->
     (plain.guest.root / "proc/100/status").write_bytes(status)
     plain.all("preflight", "quiesce")
     (job,) = read_state()["jobs"]
-    assert (job["uid"], job["gid"]) == (7, 8)
+    assert (job["uid"], job["gid"], job["groups"]) == (7, 8, [])
+
+
+def test_a_job_begins_anew_with_its_own_groups(
+    plain: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had those of root's process that started it."""
+    plain.guest.process(100, "python3", *CUDA)
+    status = b"Name:\tx\nUid:\t7 7 7 7\nGid:\t8 8 8 8\nFDSize:\t64\nGroups:\t8 44 \nNStgid:\t1\n"
+    (plain.guest.root / "proc/100/status").write_bytes(status)
+    # A service of a user's own, named like one of the guest's.
+    cgroup = "0::/user.slice/user-7.slice/user@7.service/app.slice/sshd.service\n"
+    (plain.guest.root / "proc/100/cgroup").write_text(cgroup)
+    plain.all("preflight", "quiesce")
+    (job,) = read_state()["jobs"]
+    begun = list[dict[str, Any]]()
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **given: begun.append(given))
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    carried.begin_anew(job)
+    assert [(one["user"], one["group"], one["extra_groups"]) for one in begun] == [(7, 8, [8, 44])]
+    del job["groups"]  # as an earlier version wrote it
+    carried.begin_anew(job)
+    assert begun[1]["extra_groups"] == []
 
 
 def test_a_job_is_carried_whatever_it_and_its_files_are_called(plain: Told) -> None:

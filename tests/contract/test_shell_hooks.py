@@ -92,6 +92,14 @@ def test_amd_stops_services_and_starts_those_that_ran(tmp_path: Path, amd: dict[
     assert log == ["is-active --quiet train", "stop train", "start train"]
 
 
+def test_amd_reads_a_list_whose_last_line_does_not_end(tmp_path: Path, amd: dict[str, str]) -> None:
+    """That service was not stopped, and was said to be of no service in the list."""
+    (tmp_path / "services").write_text("idle\ntrain")
+    for phase in ("quiesce", "lock"):
+        assert ask("amd", phase, **amd)["ok"], phase
+    assert "stop train" in (tmp_path / "log").read_text()
+
+
 @pytest.mark.parametrize("last", range(5))
 def test_amd_comes_back_from_wherever_it_is(tmp_path: Path, amd: dict[str, str], last: int) -> None:
     for phase in (*ALL[: last + 1], "abort", "abort"):

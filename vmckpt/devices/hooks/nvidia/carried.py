@@ -51,7 +51,7 @@ def about(user: User) -> dict[str, Any]:
 
     job: dict[str, Any] = {"pid": user.pid, "start": user.start, "comm": user.comm}
     job["argv"], job["env"] = words("cmdline"), words("environ")
-    job["cwd"], job["uid"], job["gid"], job["unit"] = "/", 0, 0, ""
+    job["cwd"], job["uid"], job["gid"], job["groups"], job["unit"] = "/", 0, 0, [], ""
     with contextlib.suppress(OSError):
         job["cwd"] = os.readlink(entry / "cwd")
     with contextlib.suppress(OSError):
@@ -61,9 +61,13 @@ def about(user: User) -> dict[str, Any]:
             # kernel's.
             shown = re.findall(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
             job[key] = int(shown[-1]) if shown else 0
+        groups = re.findall(r"^Groups:((?:[ \t]+\d+)*)", status, re.MULTILINE)
+        job["groups"] = [int(group) for group in groups[-1].split()] if groups else []
     with contextlib.suppress(OSError):
-        found = re.search(r"/([^/\s]+\.service)$", system.read_text(entry / "cgroup"), re.MULTILINE)
-        job["unit"] = found[1] if found else ""
+        text = system.read_text(entry / "cgroup")
+        found = re.search(r"/([^/\s]+\.service)$", text, re.MULTILINE)
+        # Those of a user's own systemd are unknown to the guest's.
+        job["unit"] = found[1] if found and "/user.slice/" not in text else ""
     return job
 
 
@@ -79,8 +83,8 @@ def begin_anew(job: dict[str, Any]) -> str:
         try:
             subprocess.Popen(
                 job["argv"], cwd=job["cwd"], env=environment, user=job["uid"], group=job["gid"],
-                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                extra_groups=job.get("groups", []), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as exc:
             return f"{who}, which does not start again ({exc})"
