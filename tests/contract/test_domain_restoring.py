@@ -69,6 +69,20 @@ def test_no_file_is_made_where_a_volume_was(tmp_path: Path) -> None:
         asyncio.run(work._require_new_images())
 
 
+def test_libvirts_qemus_reach_images_in_a_directory_that_is_made_for_them(tmp_path: Path) -> None:
+    """They run as another user: on a host without the directory no restore worked, nor a second
+    try.
+    """
+    work = restoring(tmp_path, of(tmp_path / "srv" / "vms" / "web.raw"), in_place=False)
+    before = os.umask(0o077)
+    try:
+        work._write_images()
+    finally:
+        os.umask(before)
+    for directory in (tmp_path / "srv", tmp_path / "srv" / "vms"):
+        assert directory.stat().st_mode & 0o777 == 0o711
+
+
 def test_what_is_led_to_by_a_link_gets_the_content_where_it_is(tmp_path: Path) -> None:
     """The new image was put in the link's place, on a disk without room for it, say."""
     image, link = tmp_path / "large" / "1.raw", tmp_path / "web.raw"

@@ -122,8 +122,11 @@ def remove_durably(path: Path) -> None:
         sync_directory(path.parent)
 
 
-def make_dir_durably(directory: Path) -> None:
-    """Create a directory (mode 0700) and its parents, safe against a power cut. Raises OSError."""
+def make_dir_durably(directory: Path, *, mode: int = 0o700) -> None:
+    """Create a directory and its parents, with this mode, safe against a power cut.
+
+    Raises OSError.
+    """
     missing = []
     at = directory
     while not at.exists():
@@ -131,7 +134,8 @@ def make_dir_durably(directory: Path) -> None:
         at = at.parent
     for one in reversed(missing):
         try:
-            one.mkdir(mode=0o700)
+            one.mkdir(mode=mode)
+            one.chmod(mode)  # whatever the umask
         except FileExistsError:
             # Created meanwhile: by another process of this user, otherwise it is a trap.
             if not one.is_dir() or one.lstat().st_uid != os.geteuid():

@@ -71,6 +71,8 @@ from vmckpt.vm.paths import lock_path
 from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.start import new_qemu_id
 
+# Of a directory for images: libvirt's QEMUs, of another user, reach what is theirs in it.
+IMAGES_MODE = 0o711
 NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
 RESTORE = "checkpoint restore"
 NEW_MACS = "the guest learns of its new MAC addresses when it boots next"
@@ -325,7 +327,7 @@ class DomainRestoring:
                     why="it is no file: it is a block device, or gone",
                     remedy="make a copy: --as NAME",
                 )
-            make_dir_durably(path.parent)
+            make_dir_durably(path.parent, mode=IMAGES_MODE)
             proof = proof_of(path, self._files.qemu_id)
             make(proof)
             if self._old is None:
