@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,18 +14,22 @@ import pytest
 from tests.fake_libvirtd import FakeLibvirtd
 from tests.qcow2 import with_snapshots
 from tests.unit.test_domain_facts import UUID, XML, facts
+from vmckpt.checkpoint.domains import restore as module
 from vmckpt.checkpoint.domains.planned import plan_itself
 from vmckpt.checkpoint.domains.record import Phase, finished, write_down
 from vmckpt.checkpoint.domains.restore import _DomainRestoring
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, DomainFacts
-from vmckpt.errors import RefusedError
+from vmckpt.checkpoint.restore.requests import RestoreOptions
+from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
+from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.contract
 OLD, SIZE = b"the old one", 1 << 20
+IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=True, keep_macs=True)
 
 
 class Point:
@@ -51,11 +57,20 @@ def disks_xml(image: Path, kind: str) -> str:
     )
 
 
-def restoring(root: Path, checkpoint: CheckpointFacts, *, in_place: bool) -> _DomainRestoring:
+def restoring(
+    root: Path,
+    checkpoint: CheckpointFacts,
+    *,
+    in_place: bool,
+    state: DomainState = DomainState.SHUTOFF,
+) -> _DomainRestoring:
     host = LocalHost("a", root / "state", "::1")
-    session = FakeLibvirtd(host, snapshots=[], has_saved_memory=False, define=None)
     assert checkpoint.domain is not None
-    seen = DomainInfo(UUID, "web", DomainState.SHUTOFF, 1, True, checkpoint.domain.xml)
+    seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=checkpoint.domain.xml)
+    idle = DomainJob(active=False)
+    session = FakeLibvirtd(
+        host, snapshots=[], has_saved_memory=False, define=None, find=seen, job=idle
+    )
     old = as_domain(host, seen) if in_place else None
     point: Any = Point()
     plan = plan_itself(checkpoint)
@@ -81,6 +96,34 @@ def test_libvirts_qemus_reach_images_in_a_directory_that_is_made_for_them(tmp_pa
         os.umask(before)
     for directory in (tmp_path / "srv", tmp_path / "srv" / "vms"):
         assert directory.stat().st_mode & 0o777 == 0o711
+
+
+def test_a_guest_whose_memory_has_no_room_is_not_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused while libvirt wrote until the disk was full."""
+    image, free = tmp_path / "web.raw", [200 << 20]
+    image.write_bytes(OLD)
+    work = restoring(tmp_path, of(image), in_place=True, state=DomainState.RUNNING)
+
+    async def free_bytes(_: object, directory: Path) -> int:
+        assert directory == work._files.path
+        return free[0]
+
+    @asynccontextmanager
+    async def libvirtd(_: object) -> AsyncIterator[FakeLibvirtd]:
+        yield cast("FakeLibvirtd", work._session)
+
+    monkeypatch.setattr(module, "libvirtd", libvirtd)
+    monkeypatch.setattr(LocalHost, "free_bytes", free_bytes)
+    monkeypatch.setattr(module, "find_qemu", lambda uuid: os.getpid() if uuid == UUID else 0)
+    monkeypatch.setattr(module, "saved_bytes", lambda pid, _: pid and 300 << 20)
+    with pytest.raises(StorageError, match="no room for the memory of 'web'"):
+        asyncio.run(work.run(IN_PLACE, cast("Any", None)))
+    assert image.read_bytes() == OLD
+    assert [path.name for path in tmp_path.glob("web.raw*")] == ["web.raw"]
+    free[0] = 400 << 20
+    asyncio.run(work._require_room())
 
 
 def test_what_is_led_to_by_a_link_gets_the_content_where_it_is(tmp_path: Path) -> None:

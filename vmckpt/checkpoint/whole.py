@@ -266,10 +266,17 @@ _UNDER_WAY = ("setup", "active", "device", "pre-switchover", "cancelling", "wait
 
 
 def _expected_bytes(vm: Vm) -> int:
-    """The most that will be written: QEMU's present memory, and devices."""
-    status = status_fields(read_text(Path(f"/proc/{vm.qemu.process.pid}/status")))
+    return saved_bytes(vm.qemu.process.pid, vm.spec.memory_bytes)
+
+
+def saved_bytes(pid: int, memory_bytes: int) -> int:
+    """The most that is written when QEMU saves its guest: its present memory, and devices.
+
+    Raises OSError: the process has ended.
+    """
+    status = status_fields(read_text(Path(f"/proc/{pid}/status")))
     has = sum(int(status.get(name, ["0"])[0]) for name in ("VmRSS", "VmSwap", "HugetlbPages"))
-    return min(has << 10, vm.spec.memory_bytes) + BESIDES_BYTES
+    return min(has << 10, memory_bytes) + BESIDES_BYTES
 
 
 def _speed_bytes_per_s(beside: Path) -> float:

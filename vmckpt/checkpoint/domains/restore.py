@@ -41,6 +41,7 @@ from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.making import proof_of, take_name
 from vmckpt.checkpoint.restore.planned import replaced_file, standing_of
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
+from vmckpt.checkpoint.whole import saved_bytes
 from vmckpt.deadlines import retry
 from vmckpt.errors import (
     BusyError,
@@ -60,9 +61,11 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
+from vmckpt.units import format_size
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.process import find_qemu
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.inventory import homes
@@ -213,6 +216,7 @@ class DomainRestoring:
             undo.push_async_callback(self._settle)
             await write_down(self._host, pending)
             await self._host.make_dir(self._files.path)
+            await self._require_room()
             await finish(in_thread(self._write_images))
             ready_s = time.monotonic()
             if self._old is not None:
@@ -359,12 +363,30 @@ class DomainRestoring:
                     why="while its new images were written",
                     remedy="try again",
                 )
+        await self._require_room()
         await write_down(self._host, pending.at(Phase.SAVING))
         if pending.was_active:
             await to_the_end(self._session.save(pending.uuid, old_of(self._host, pending)))
         await write_down(self._host, pending.at(Phase.SWITCHING))
         with storage_errors("put the images in place"):
             await finish(in_thread(partial(pending.put_in_place)))
+
+    async def _require_room(self) -> None:
+        """Raises StorageError: the old guest would be paused until its save fails."""
+        directory, old = self._files.path, self._old
+        if old is None or not old.is_active:
+            return
+        try:
+            needed = saved_bytes(find_qemu(old.uuid), old.description.memory_bytes)
+        except OSError:  # how much is unknown: libvirt finds out
+            return
+        if (free := await self._host.free_bytes(directory)) < needed:
+            raise StorageError(
+                f"there is no room for the memory of '{old.name}'",
+                why=f"libvirt first saves its present guest below {directory}: up to "
+                f"{format_size(needed)}, and {format_size(free)} are free",
+                remedy="make room there; or make a copy: --as NAME",
+            )
 
     async def _settle(self) -> None:
         """Finish the restore if the domain runs, else undo it; also if libvirtd was restarted."""
