@@ -18,7 +18,7 @@ from tests.unit.test_checkpoint_catalogue import Elsewhere
 from tests.unit.test_guard_records import record
 from vmckpt.cli.nouns.guard import _tools, run_
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
-from vmckpt.fleet.guard import command, guard
+from vmckpt.fleet.guard import command, guard, proof
 from vmckpt.fleet.guard.guard import GuardTools, _Guarding
 from vmckpt.fleet.guard.proof import copy_name
 from vmckpt.fleet.guard.record import (
@@ -271,6 +271,34 @@ def test_a_copy_that_a_drain_has_moved_is_removed(
     assert asyncio.run(guard.resume(begun, tools)) is None
     assert not vm_dir(other.state_dir, "proof-r").path.exists()
     assert not image.exists()
+
+
+def test_nothing_is_kept_of_a_domain_that_was_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guard of a domain left a directory with what its copy had been restored from."""
+    host, image = LocalHost("a", tmp_path, "::1"), tmp_path / "proof-r-0.qcow2"
+    kept = tmp_path / "libvirt"
+    for uuid in ("of-the-copy", "of-the-original"):
+        (kept / uuid).mkdir(parents=True)
+        (kept / uuid / "checkpoint").touch()
+    image.touch()
+
+    async def inspect() -> Any:
+        return SimpleNamespace(uuid="of-the-copy")
+
+    async def done(**_: object) -> None:
+        return None
+
+    async def copies(*_: object) -> list[Any]:
+        work = {"stop": done, "remove": done, "inspect": inspect}
+        return [SimpleNamespace(host=host, own_images=lambda: [image], **work)]
+
+    monkeypatch.setattr(proof, "_copies", copies)
+    begun = replace(record("r", GuardPhase.PREPARING), host="a", is_domain=True)
+    asyncio.run(proof.remove_copy(begun, host))
+    assert not image.exists()
+    assert [path.name for path in kept.iterdir()] == ["of-the-original"]
 
 
 def test_a_guards_store_is_found_from_any_directory(

@@ -77,6 +77,10 @@ async def remove_copy(record: GuardRecord, host: Host) -> None:
             await retry(work, BusyError, every_s=BUSY_POLL_S, within_s=BUSY_S)
         for path in copy.own_images():
             await copy.host.remove(path)
+        if record.is_domain and (uuid := (await copy.inspect()).uuid):
+            from vmckpt.vm.domains.running import domain_dir
+
+            await copy.host.remove(domain_dir(copy.host, uuid).path)
 
 
 async def _copies(record: GuardRecord, host: Host) -> Sequence[Driver]:
