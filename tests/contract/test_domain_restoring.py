@@ -31,12 +31,20 @@ pytestmark = pytest.mark.contract
 OLD, SIZE = b"the old one", 1 << 20
 IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=True, keep_macs=True)
 
+ITSELF = replace(IN_PLACE, in_place=False)
+
 
 class Point:
-    """A checkpoint whose disks begin with 1s."""
+    """A checkpoint whose disks begin with 1s, and whose memory has so many pages."""
+
+    def __init__(self, pages: int) -> None:
+        self._pages = pages
 
     def area(self, _: str) -> "Point":
         return self
+
+    def numbers(self) -> range:
+        return range(self._pages)
 
     def stream(self) -> Any:
         yield np.array([0]), b"1" * 65536
@@ -63,16 +71,22 @@ def restoring(
     *,
     in_place: bool,
     state: DomainState = DomainState.SHUTOFF,
+    pages: int = 1,
 ) -> _DomainRestoring:
     host = LocalHost("a", root / "state", "::1")
     assert checkpoint.domain is not None
     seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=checkpoint.domain.xml)
     idle = DomainJob(active=False)
     session = FakeLibvirtd(
-        host, snapshots=[], has_saved_memory=False, define=None, find=seen, job=idle
+        host,
+        snapshots=[],
+        has_saved_memory=False,
+        define=None,
+        find=seen if in_place else None,
+        job=idle,
     )
     old = as_domain(host, seen) if in_place else None
-    point: Any = Point()
+    point: Any = Point(pages)
     plan = plan_itself(checkpoint)
     return _DomainRestoring(plan, point, checkpoint, host=host, session=session, old=old)
 
@@ -98,6 +112,38 @@ def test_libvirts_qemus_reach_images_in_a_directory_that_is_made_for_them(tmp_pa
         assert directory.stat().st_mode & 0o777 == 0o711
 
 
+def test_a_copy_takes_no_memory_that_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guard's copy was loaded until the kernel ended a guest, the original for example."""
+    image = tmp_path / "web.raw"
+    work = restoring(tmp_path, of(image), in_place=False, pages=1 << 40)
+    settles_by(monkeypatch, work)
+    with pytest.raises(RefusedError, match="no room for the memory of 'web' on a"):
+        asyncio.run(work.run(ITSELF, cast("Any", None)))
+    assert not image.exists()
+    assert not work._files.promised.parent.exists()
+    work = restoring(tmp_path, of(image), in_place=False)
+
+    async def reserved() -> None:
+        await work._host.make_dir(work._files.path)
+        await work._reserve_memory()
+        assert work._files.promised.exists()
+        await work._host.remove(work._files.promised.parent)
+
+    asyncio.run(reserved())
+
+
+def settles_by(monkeypatch: pytest.MonkeyPatch, work: _DomainRestoring) -> None:
+    """By the same libvirtd."""
+
+    @asynccontextmanager
+    async def libvirtd(_: object) -> AsyncIterator[FakeLibvirtd]:
+        yield cast("FakeLibvirtd", work._session)
+
+    monkeypatch.setattr(module, "libvirtd", libvirtd)
+
+
 def test_a_guest_whose_memory_has_no_room_is_not_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,11 +156,7 @@ def test_a_guest_whose_memory_has_no_room_is_not_paused(
         assert directory == work._files.path
         return free[0]
 
-    @asynccontextmanager
-    async def libvirtd(_: object) -> AsyncIterator[FakeLibvirtd]:
-        yield cast("FakeLibvirtd", work._session)
-
-    monkeypatch.setattr(module, "libvirtd", libvirtd)
+    settles_by(monkeypatch, work)
     monkeypatch.setattr(LocalHost, "free_bytes", free_bytes)
     monkeypatch.setattr(module, "find_qemu", lambda uuid: os.getpid() if uuid == UUID else 0)
     monkeypatch.setattr(module, "saved_bytes", lambda pid, _: pid and 300 << 20)

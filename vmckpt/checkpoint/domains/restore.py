@@ -35,7 +35,7 @@ from vmckpt.checkpoint.domains.record import (
 )
 from vmckpt.checkpoint.domains.save_image import variables_bytes
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
-from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
+from vmckpt.checkpoint.facts import RAM, CheckpointFacts, usable_facts
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.restore.making import proof_of, take_name
@@ -51,6 +51,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
+from vmckpt.hosts.host import Promise
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.inventory import check_name, local_host
 from vmckpt.hosts.local import LocalHost
@@ -59,7 +60,7 @@ from vmckpt.preflight.domains.replaceable import loss_of
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
-from vmckpt.store.files.manifest import Manifest
+from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.domains.definition.parts import parts_of
@@ -216,7 +217,7 @@ class DomainRestoring:
             undo.push_async_callback(self._settle)
             await write_down(self._host, pending)
             await self._host.make_dir(self._files.path)
-            await self._require_room()
+            await (self._reserve_memory() if self._old is None else self._require_room())
             await finish(in_thread(self._write_images))
             ready_s = time.monotonic()
             if self._old is not None:
@@ -370,6 +371,24 @@ class DomainRestoring:
         await write_down(self._host, pending.at(Phase.SWITCHING))
         with storage_errors("put the images in place"):
             await finish(in_thread(partial(pending.put_in_place)))
+
+    async def _reserve_memory(self) -> None:
+        """Until the guest runs: of what it has, at least. In place it gets the old guest's.
+
+        Raises RefusedError: another guest would be ended for want of memory.
+        """
+        pages = await in_thread(lambda: len(self._point.area(RAM).numbers()))
+        needed, record = pages * PAGE_CHUNK_BYTES, self._files.promised
+        await self._host.make_private_dir(record.parent)
+        promise = Promise(record, needed, None, is_private=True, holder="")
+        found = await self._host.promise_memory(promise, overcommit=False)
+        if not found.is_given:
+            raise RefusedError(
+                f"there is no room for the memory of '{self._plan.name}' on {self._host.name}",
+                why=f"its guest has {format_size(needed)}, and {format_size(found.free_bytes)} are "
+                f"free, besides {format_size(found.promised_bytes)} that other VMs may still touch",
+                remedy="free memory there, or restore it on another host: --host",
+            )
 
     async def _require_room(self) -> None:
         """Raises StorageError: the old guest would be paused until its save fails."""
