@@ -21,7 +21,7 @@ METHODS: Final = {
 # Those that change something.
 ORDERS: Final = frozenset(
     {
-        "start", "press_power_button", "destroy", "define", "undefine", "save_snapshot",
+        "start", "start_with_host", "press_power_button", "destroy", "define", "undefine", "save_snapshot",
         "load_snapshot", "delete_snapshot", "migrate", "abort", "start_postcopy",
         "set_max_downtime", "set_max_speed", "begin_dirty_rate", "save", "restore",
     }

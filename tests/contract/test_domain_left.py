@@ -29,6 +29,7 @@ from vmckpt.migrate.steps.disk_files import MovedDisk
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.definition.description import parse_domain
+from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.job import DomainJob
@@ -51,6 +52,7 @@ class World:
         self.says: dict[str, Says] = {}
         self.told: list[str] = []
         self.noted: list[str] = []
+        self.refused: LibvirtRefusedError | None = None
         patch.setenv("VMCKPT_STATE_DIR", str(root / "state"))
         for name in ("a", "b", "c"):
             (root / name).mkdir()
@@ -106,6 +108,11 @@ def played(host: Host, world: World) -> FakeLibvirtd:
 
         return obey
 
+    def start_with_host() -> LibvirtRefusedError | None:
+        if world.refused is None:
+            world.told.append(f"start with {host.name}")
+        return world.refused
+
     return FakeLibvirtd(
         host,
         condition=condition,
@@ -113,6 +120,7 @@ def played(host: Host, world: World) -> FakeLibvirtd:
         domains=domains,
         undefine=becomes("undefine", ABSENT),
         destroy=becomes("destroy", OFF),
+        start_with_host=start_with_host,
     )
 
 
@@ -123,6 +131,28 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def kept() -> list[DomainJournal]:
     return asyncio.run(DomainJournal.all_of("web"))
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_one_that_starts_with_its_host_does_so_where_it_is_then(
+    world: World, *, starts: bool
+) -> None:
+    """After a drain and a boot of its host, and its undrain, it did not start with it any more."""
+    begun = replace(world.journal, starts_with_host=starts)
+    asyncio.run(begun.write())
+    world.says = {"a": OFF, "b": RUNS}
+    world.recover()
+    expected = ["start with b"] if starts else []
+    assert (world.told, kept()) == ([*expected, "undefine on a"], [])
+
+
+def test_that_it_does_not_is_said(world: World) -> None:
+    asyncio.run(replace(world.journal, starts_with_host=True).write())
+    world.says = {"a": OFF, "b": RUNS}
+    world.refused = LibvirtRefusedError("no", why="read-only", remedy="-", code=1)
+    world.recover()
+    assert world.told == ["undefine on a"]
+    assert any("there: virsh autostart web" in text for text in world.noted)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class World:
         self.does, self.comes_to = does, comes_to
         self.defined = {"a"}
 
+    starts_with = "a"
+
     def move(self) -> VmckptError | None:
         """Target first, then the source, as libvirt does."""
         if self.comes_to in ("both", "there"):
@@ -58,6 +60,8 @@ def played(host: LocalHost, world: World, *, has_saved: bool = False) -> FakeLib
         find=lambda: SEEN if is_there() else None,
         condition=lambda: Condition(DomainState.SHUTOFF, 1) if is_there() else None,
         job=REFUSED,
+        starts_with_host=world.starts_with == host.name,
+        start_with_host=lambda: setattr(world, "starts_with", host.name),
         undefine=lambda _: world.defined.discard(host.name),
         migrate=lambda *_: world.move(),
     )
@@ -127,6 +131,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     asyncio.run(main())
     assert world.defined == {where}
+    assert world.starts_with == where
 
 
 def test_what_libvirt_would_leave_behind_keeps_it_here(ends: tuple[LocalHost, LocalHost]) -> None:

@@ -88,6 +88,16 @@ def test_one_that_is_started_meanwhile_stays_a_domain(
     assert not work.is_there
 
 
+def test_one_that_stays_a_domain_starts_with_its_host_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = {"starts_with_host": True, "start_with_host": None}
+    work = Import(tmp_path, monkeypatch, find=info(DomainState.RUNNING), **started)
+    with pytest.raises(RefusedError):
+        work.run()
+    assert work.session.orders == ["undefine", "define", "start_with_host"]
+
+
 def test_one_that_libvirt_does_not_give_up_stays_a_domain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

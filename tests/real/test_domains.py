@@ -31,6 +31,7 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
         assert verdicts["libvirt-certificates"] == "ok", report
     checked = domain.ok("check", GUEST.name, "lab-b")["targets"][0]
     assert checked["possible"], checked
+    domain.virsh("lab-a", "autostart", GUEST.name)
 
     async def move() -> list[dict[str, object]]:
         async with loaded(domain, GUEST):
@@ -46,6 +47,7 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
         assert report["transferred_bytes"]
         assert report["guest_downtime_ms"], report
     assert states(domain) == {"lab-a": "running"}
+    assert "Autostart:      enable" in domain.virsh("lab-a", "dominfo", GUEST.name)
     assert row(domain)["host"] == "lab-a"
     assert domain.virsh("lab-a", "domstate", "--reason", GUEST.name) == "running (post-copy)" or (
         domain.virsh("lab-a", "domstate", "--reason", GUEST.name) == "running (migrated)"

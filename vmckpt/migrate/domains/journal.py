@@ -27,7 +27,7 @@ class DomainJournal:
     cleaned up yet, and copied `disks` are still to be handed over. `stayed`: the source has it;
     only the destination is not cleaned up. `held_mib_per_s`: see hold.py; the guest's downtime may
     be `max_downtime_ms`. `offline`: the domain is off. `has_tpm`: a TPM whose state libvirt keeps,
-    and would remove.
+    and would remove. `starts_with_host`: libvirtd starts it when it starts itself.
     """
 
     run: str
@@ -45,6 +45,7 @@ class DomainJournal:
     max_downtime_ms: int = 0
     offline: bool = False
     has_tpm: bool = False
+    starts_with_host: bool = False
 
     @property
     def has_ended(self) -> bool:

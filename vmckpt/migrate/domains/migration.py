@@ -73,7 +73,8 @@ async def migrate(
             request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
             request["held_s"] = checked.held_s
             run.begin(checked.options, checked.checks)
-            migration = DomainMigration(domain, destination, checked, run)
+            starts = domain.seen.persistent and await here.starts_with_host(domain.uuid)
+            migration = DomainMigration(domain, destination, checked, run, starts_with_host=starts)
             limit = checked.options.bandwidth_bytes_per_s
             turns = checked.options.in_turn
             async with on_the_link(
@@ -87,7 +88,13 @@ class DomainMigration:
     """One migration that has passed its checks."""
 
     def __init__(
-        self, domain: Domain, destination: Host, checked: DomainPreflight, run: MigrationRun
+        self,
+        domain: Domain,
+        destination: Host,
+        checked: DomainPreflight,
+        run: MigrationRun,
+        *,
+        starts_with_host: bool = False,
     ) -> None:
         self._domain, self._checked, self._run = domain, checked, run
         self._ends = (domain.host, destination)
@@ -106,6 +113,7 @@ class DomainMigration:
             held_mib_per_s=checked.held_mib_per_s,
             max_downtime_ms=checked.options.max_downtime_ms,
             has_tpm=domain.description.has_tpm,
+            starts_with_host=starts_with_host,
         )
         self._downtime = GuestDowntime(destination, run.note)
         self._began_s = self._ended_s = time.monotonic()

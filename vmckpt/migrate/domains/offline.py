@@ -54,6 +54,7 @@ async def move_off(
             persistent=True,
             known_to_target=checked.known_to_target,
             offline=True,
+            starts_with_host=await here.starts_with_host(domain.uuid),
         )
         began_s = time.monotonic()
         run.tell(PhaseBegan(run.elapsed_s(), "transfer"))

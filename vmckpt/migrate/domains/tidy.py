@@ -87,6 +87,7 @@ async def leave_on_destination(
     source, destination = ends
     if not journal.moved:
         await _take_along(journal, destination, note)
+        await _start_with(journal, destination, note)
         journal = replace(journal, moved=True)
         if journal.disks:
             await _keep(journal, note)
@@ -111,6 +112,22 @@ async def leave_on_destination(
         note(f"its definition stays on {source.name}: {exc}")
     if not journal.disks:
         await journal.remove()
+
+
+async def _start_with(
+    journal: DomainJournal, destination: Host, note: Callable[[str], None]
+) -> None:
+    """Libvirt does not tell the destination that a domain starts with its host."""
+    if not journal.starts_with_host:
+        return
+    try:
+        async with libvirtd(destination) as session:
+            await session.start_with_host(journal.uuid)
+    except VmckptError as exc:
+        note(
+            f"it does not start with {destination.name}, as it did with {journal.source}; there: "
+            f"virsh autostart {quote(journal.vm)} ({exc})"
+        )
 
 
 async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:

@@ -144,6 +144,12 @@ class Libvirtd(LibvirtConnection):
         """Start a defined domain."""
         await self._tell("start the domain", lambda: self._domain(uuid).create())
 
+    async def start_with_host(self, uuid: str) -> None:
+        """Have libvirtd start the persistent domain when it starts itself."""
+        await self._tell(
+            "start the domain with its host", lambda: self._domain(uuid).setAutostart(1)
+        )
+
     async def press_power_button(self, uuid: str) -> None:
         """Ask the guest to power off."""
         await self._tell("shut the domain down", lambda: self._domain(uuid).shutdown())

@@ -59,17 +59,19 @@ async def import_domain(domain: Domain, name: str) -> Imported:
         await _require_idle(now, session)
         await _require_nowhere(now.name, now.uuid, besides=host)
         vm, xml = await read_vm(host, name), await session.definition(now.uuid)
+        autostart = await session.starts_with_host(now.uuid)
         is_new = vm is None or not _is_of(vm, xml)
         if vm is not None and not is_new:
             imported = Imported(vm, ())  # a call before this one did the rest
         else:
-            autostart = await session.starts_with_host(now.uuid)
             imported = await _create(host, name, xml, session, autostart=autostart)
         try:
             await session.undefine(now.uuid)
             if await session.find(now.uuid) is not None:
                 # It was started meanwhile, and is transient now: it gets its definition back.
                 await session.define(xml)
+                if autostart:
+                    await session.start_with_host(now.uuid)
                 raise _refusal(now.name, "it was started meanwhile", _STOP.format(quote(now.name)))
         except (LibvirtRefusedError, RefusedError):
             if is_new:
