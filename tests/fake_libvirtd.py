@@ -21,8 +21,8 @@ METHODS: Final = {
 # Those that change something.
 ORDERS: Final = frozenset(
     {
-        "start", "start_with_host", "press_power_button", "destroy", "define", "undefine", "save_snapshot",
-        "load_snapshot", "delete_snapshot", "migrate", "abort", "start_postcopy",
+        "start", "start_with_host", "press_power_button", "destroy", "define", "undefine",
+        "save_snapshot", "load_snapshot", "delete_snapshot", "migrate", "abort", "start_postcopy",
         "set_max_downtime", "set_max_speed", "begin_dirty_rate", "save", "restore",
     }
 )  # fmt: skip

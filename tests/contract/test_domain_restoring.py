@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +18,11 @@ from tests.unit.test_domain_facts import UUID, XML, facts
 from vmckpt.checkpoint.domains import restore as module
 from vmckpt.checkpoint.domains.planned import plan_itself
 from vmckpt.checkpoint.domains.record import Phase, finished, write_down
-from vmckpt.checkpoint.domains.restore import _DomainRestoring
+from vmckpt.checkpoint.domains.restore import DomainRestoring
 from vmckpt.checkpoint.facts import CheckpointFacts, DiskFacts, DomainFacts
-from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.store.files.manifest import AreaFacts
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.job import DomainJob
@@ -29,22 +30,17 @@ from vmckpt.vm.domains.replies import DomainInfo
 
 pytestmark = pytest.mark.contract
 OLD, SIZE = b"the old one", 1 << 20
-IN_PLACE = RestoreOptions(None, in_place=True, eager=True, plugged=True, keep_macs=True)
-
-ITSELF = replace(IN_PLACE, in_place=False)
 
 
 class Point:
     """A checkpoint whose disks begin with 1s, and whose memory has so many pages."""
 
     def __init__(self, pages: int) -> None:
-        self._pages = pages
+        ram = AreaFacts("ram", pages * 4096, 4096, pages, pages, 0)
+        self.manifest = SimpleNamespace(area=lambda _: ram)
 
     def area(self, _: str) -> "Point":
         return self
-
-    def numbers(self) -> range:
-        return range(self._pages)
 
     def stream(self) -> Any:
         yield np.array([0]), b"1" * 65536
@@ -72,7 +68,7 @@ def restoring(
     in_place: bool,
     state: DomainState = DomainState.SHUTOFF,
     pages: int = 1,
-) -> _DomainRestoring:
+) -> DomainRestoring:
     host = LocalHost("a", root / "state", "::1")
     assert checkpoint.domain is not None
     seen = DomainInfo(UUID, "web", state, 1, persistent=True, xml=checkpoint.domain.xml)
@@ -88,7 +84,7 @@ def restoring(
     old = as_domain(host, seen) if in_place else None
     point: Any = Point(pages)
     plan = plan_itself(checkpoint)
-    return _DomainRestoring(plan, point, checkpoint, host=host, session=session, old=old)
+    return DomainRestoring(plan, point, checkpoint, host=host, session=session, old=old)
 
 
 def test_no_file_is_made_where_a_volume_was(tmp_path: Path) -> None:
@@ -120,7 +116,7 @@ def test_a_copy_takes_no_memory_that_others_have(
     work = restoring(tmp_path, of(image), in_place=False, pages=1 << 40)
     settles_by(monkeypatch, work)
     with pytest.raises(RefusedError, match="no room for the memory of 'web' on a"):
-        asyncio.run(work.run(ITSELF, cast("Any", None)))
+        asyncio.run(work.run(cast("Any", None), keep_macs=True))
     assert not image.exists()
     assert not work._files.promised.parent.exists()
     work = restoring(tmp_path, of(image), in_place=False)
@@ -134,7 +130,7 @@ def test_a_copy_takes_no_memory_that_others_have(
     asyncio.run(reserved())
 
 
-def settles_by(monkeypatch: pytest.MonkeyPatch, work: _DomainRestoring) -> None:
+def settles_by(monkeypatch: pytest.MonkeyPatch, work: DomainRestoring) -> None:
     """By the same libvirtd."""
 
     @asynccontextmanager
@@ -161,7 +157,7 @@ def test_a_guest_whose_memory_has_no_room_is_not_paused(
     monkeypatch.setattr(module, "find_qemu", lambda uuid: os.getpid() if uuid == UUID else 0)
     monkeypatch.setattr(module, "saved_bytes", lambda pid, _: pid and 300 << 20)
     with pytest.raises(StorageError, match="no room for the memory of 'web'"):
-        asyncio.run(work.run(IN_PLACE, cast("Any", None)))
+        asyncio.run(work.run(cast("Any", None), keep_macs=True))
     assert image.read_bytes() == OLD
     assert [path.name for path in tmp_path.glob("web.raw*")] == ["web.raw"]
     free[0] = 400 << 20

@@ -283,6 +283,30 @@ def test_a_domain_that_another_host_has_by_then_is_not_restored(
     assert job.ended
 
 
+def test_forks_of_a_domain_get_no_name_of_a_domain_elsewhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory_has(monkeypatch, site.evil, site.good)
+    xml = "<domain><name>ci-2</name><os><type machine='q35'>hvm</type></os></domain>"
+    seen = DomainInfo("2" * 32, "ci-2", DomainState.SHUTOFF, 1, persistent=True, xml=xml)
+
+    async def all_domains(_: object) -> Answers[Domain]:
+        return Answers([as_domain(site.evil, seen)], [])
+
+    monkeypatch.setattr(elsewhere, "all_domains", all_domains)
+
+    async def fork() -> None:
+        (found,) = (await catalogue([], str(site.location), site.key)).entries
+        assert found.facts is not None
+        facts = replace(found.facts, domain=DomainFacts("1" * 32, xml, ""))
+        options = ForkOptions(found.id, "ci", 2, plugged=False)
+        entry = replace(found, facts=facts)
+        await operate.fork_on(site.good, entry, options, lambda _: None, site.key)
+
+    with pytest.raises(RefusedError, match="there is a domain 'ci-2' already"):
+        asyncio.run(fork())
+
+
 def a_home(host: Host, name: str) -> None:
     directory = vm_dir(host.state_dir, name)
     directory.path.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """The operator's side: run checkpoint, restore and fork jobs on their hosts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -219,14 +219,23 @@ async def _require_domain_restorable(
 async def _require_not_elsewhere(
     entry: CatalogueEntry, host: Host, options: RestoreOptions
 ) -> None:
-    """If it is of a domain: as `elsewhere.require_not_elsewhere`."""
+    """For a libvirt domain, whichever host has it now. Raises RefusedError, OutcomeUnknownError."""
     if entry.facts is None or entry.facts.domain is None:
         return
     from vmckpt.checkpoint.domains.elsewhere import require_not_elsewhere
 
-    name, is_new = options.name or entry.manifest.vm, not options.in_place
-    uuid = entry.facts.domain.uuid if options.name is None else ""
-    await require_not_elsewhere(name, uuid, host, is_new=is_new)
+    if options.name is None:
+        await require_not_elsewhere(entry.manifest.vm, entry.facts.domain.uuid, host)
+    if not options.in_place:
+        await _require_no_namesake(entry, host, [options.name or entry.manifest.vm])
+
+
+async def _require_no_namesake(entry: CatalogueEntry, host: Host, names: Collection[str]) -> None:
+    """For new libvirt domains. Raises RefusedError."""
+    if entry.facts is not None and entry.facts.domain is not None:
+        from vmckpt.checkpoint.domains.elsewhere import require_no_namesake
+
+        await require_no_namesake(names, host)
 
 
 async def fork_on(
@@ -237,7 +246,9 @@ async def fork_on(
     key: KeySource | None = None,
 ) -> Forks:
     """Fork a checkpoint on the host; returns the outcome of each fork."""
+    check = partial(_require_no_namesake, entry, host, options.names)
     await require_unused(options.names, host, all_hosts())
+    await check()
     location = await _seen_from(host, entry)
     access = await access_to(location, key)
     known, is_foreign = await _standing(entry, trust=options.trust)
@@ -248,7 +259,7 @@ async def fork_on(
         return Fork(store, options, is_domain)
 
     new = tuple(options.names)
-    work = StoreJob(FORK, host, options.name, request, location, access, new=new)
+    work = StoreJob(FORK, host, options.name, request, location, access, new=new, check=check)
     return await have_done(work, tell)
 
 
@@ -409,6 +420,15 @@ class _NameTakenError(Exception):
         self.error = error
 
 
+async def require_new_names(work: StoreJob[Any, Any]) -> None:
+    """Check the names of the VMs that it makes. Raises RefusedError, BusyError,
+    OutcomeUnknownError.
+    """
+    if work.new:
+        await require_unused(work.new, work.host, all_hosts())
+        await work.check()
+
+
 async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any]) -> None:
     """Check the names of new VMs again once the job holds them. Raises _NameTakenError."""
     for name in work.new:
@@ -417,11 +437,8 @@ async def _require_still_unused(work: StoreJob[Any, Any], job: Handle[Any, Any])
             if await job.outcome_so_far() is not None:
                 return
             await asyncio.sleep(POLL_S)
-    if not work.new:
-        return
     try:
-        await require_unused(work.new, work.host, all_hosts())
-        await work.check()
+        await require_new_names(work)
     except (RefusedError, BusyError, OutcomeUnknownError) as exc:
         raise _NameTakenError(exc) from exc
 

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmckpt.checkpoint.operate import restoring
+from vmckpt.checkpoint.operate import require_new_names, restoring
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import require_own, restores_on
 from vmckpt.group.groups import Group, require_whole
 from vmckpt.group.head import restore
 from vmckpt.group.services import at_work
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.sequence.steps import all_of
 from vmckpt.store.sealing.keys import KeySource
-from vmckpt.vm.inventory import require_unused
 
 
 async def homes(group: Group, tell: Callable[[str], None]) -> dict[str, Host]:
@@ -43,7 +41,7 @@ async def restore_group(
     works = [work._replace(held_s=0.0) for work in works]
 
     async def require_still_unused() -> None:
-        await all_of(require_unused(work.new, work.host, all_hosts()) for work in works if work.new)
+        await all_of(require_new_names(work) for work in works)
 
     async with at_work(works) as (head, _):
         results = await restore(head, tell, require_still_unused)

@@ -1,5 +1,7 @@
 """On which host a domain is that a checkpoint is to become. On the operator's machine."""
 
+from collections.abc import Collection
+
 from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts, find_host
@@ -26,24 +28,32 @@ async def host_of_domain(uuid: str, taken_on: str) -> Host:
     return find_host(taken_on)
 
 
-async def require_not_elsewhere(name: str, uuid: str, host: Host, *, is_new: bool) -> None:
-    """Raises OutcomeUnknownError: another host that answers has the domain, too; RefusedError: a
-    new one would have the name of a domain there. A copy has no `uuid` yet ("").
-    """
-    found = [one for one in (await all_domains(all_hosts())).given if one.host.name != host.name]
-    if others := _of(uuid, found):
+async def require_not_elsewhere(name: str, uuid: str, host: Host) -> None:
+    """Raises OutcomeUnknownError: another host that answers has the domain, too."""
+    others = _of(uuid, await _on_others(host))
+    if others:
         raise OutcomeUnknownError(
             f"'{name}' is on {' and '.join(one.host.name for one in others)}",
             why=f"it would be the same domain ({uuid}) on {host.name} too",
             remedy="restore it there (--host), make a copy (--as NAME), or remove it there first: "
             "virsh undefine",
         )
-    if is_new and (namesake := next((one for one in found if one.name == name), None)):
-        raise RefusedError(
-            f"there is a domain '{name}' already",
-            why=f"on host {namesake.host.name}: commands would not know which of two is meant",
-            remedy="make a copy with another name: --as NAME",
-        )
+
+
+async def require_no_namesake(names: Collection[str], host: Host) -> None:
+    """For new domains. Raises RefusedError: another host that answers has one of such a name."""
+    for one in await _on_others(host):
+        if one.name in names:
+            raise RefusedError(
+                f"there is a domain '{one.name}' already",
+                why=f"on host {one.host.name}: commands would not know which of two is meant",
+                remedy="choose another name",
+            )
+
+
+async def _on_others(host: Host) -> list[Domain]:
+    found = await all_domains(all_hosts())
+    return [one for one in found.given if one.host.name != host.name]
 
 
 def _of(uuid: str, domains: list[Domain]) -> list[Domain]:

@@ -60,7 +60,7 @@ from vmckpt.preflight.domains.replaceable import loss_of
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.state.durable import make_dir_durably, storage_errors
-from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.domains.definition.parts import parts_of
@@ -203,6 +203,8 @@ class DomainRestoring:
     ) -> None:
         self._plan, self._point, self._facts = plan, point, facts
         self._bases = bases or SharedBases(point)
+        # Memory for forks, which have their bases in common, is reserved for all of them.
+        self._reserves = old is None and bases is None
         self._host, self._session, self._old = host, session, old
         self._files = files_of(host, plan.uuid, new_qemu_id())
 
@@ -217,7 +219,7 @@ class DomainRestoring:
             undo.push_async_callback(self._settle)
             await write_down(self._host, pending)
             await self._host.make_dir(self._files.path)
-            await (self._reserve_memory() if self._old is None else self._require_room())
+            await (self._reserve_memory() if self._reserves else self._require_room())
             await finish(in_thread(self._write_images))
             ready_s = time.monotonic()
             if self._old is not None:
@@ -377,8 +379,8 @@ class DomainRestoring:
 
         Raises RefusedError: another guest would be ended for want of memory.
         """
-        pages = await in_thread(lambda: len(self._point.area(RAM).numbers()))
-        needed, record = pages * PAGE_CHUNK_BYTES, self._files.promised
+        ram, record = self._point.manifest.area(RAM), self._files.promised
+        needed = ram.chunks * ram.chunk_bytes if ram else 0
         await self._host.make_private_dir(record.parent)
         promise = Promise(record, needed, None, is_private=True, holder="")
         found = await self._host.promise_memory(promise, overcommit=False)
