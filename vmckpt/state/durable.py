@@ -135,7 +135,8 @@ def make_dir_durably(directory: Path, *, mode: int = 0o700) -> None:
     for one in reversed(missing):
         try:
             one.mkdir(mode=mode)
-            one.chmod(mode)  # whatever the umask
+            if mode & 0o077:  # whatever the umask
+                one.chmod(mode)
         except FileExistsError:
             # Created meanwhile: by another process of this user, otherwise it is a trap.
             if not one.is_dir() or one.lstat().st_uid != os.geteuid():
