@@ -203,6 +203,7 @@ def with_arguments(*words: str) -> str:
         ("-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"),
         ("-drive", "file=/i/nvme.img,if=none,id=d", "-device", "nvme,drive=d,serial=1"),
         ("--nic", "user"),
+        ("usb-mtp,rootdir=/srv", "-device"),
     ],
 )
 def test_what_qemus_own_arguments_name_is_shared_by_no_copy(words: tuple[str, ...]) -> None:
@@ -211,7 +212,9 @@ def test_what_qemus_own_arguments_name_is_shared_by_no_copy(words: tuple[str, ..
     with pytest.raises(RefusedError, match="web-2") as caught:
         as_copy(with_arguments(*words), new)
     assert words[0] in caught.value.why
-    as_copy(with_arguments("-cpu", "host,-svm", "-global", "ICH9-LPC.disable_s3=1"), new)
+    harmless = with_arguments("-cpu", "host,-svm", "-global", "ICH9-LPC.disable_s3=1")
+    environment = "<qemu:env name='PULSE_SERVER' value='/run/pulse'/></qemu:commandline>"
+    as_copy(harmless.replace("</qemu:commandline>", environment), new)
 
 
 def test_a_copys_firmware_tables_have_its_own_uuid() -> None:

@@ -23,8 +23,10 @@ _LIBVIRTS = ("/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/q
 # Among images: no disk has this name.
 VARIABLES = "nvram"
 _BASES = ("backingStore", "mirror")
-# Arguments of QEMU's that <qemu:commandline> may have in a copy: none names a file or a network.
-_ARGUMENTS = "{http://libvirt.org/schemas/domain/qemu/1.0}commandline/*"
+# Options of QEMU's that <qemu:commandline> may have in a copy: without a path none of them names a
+# file or a network.
+_QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+_ARGUMENTS = f"{_QEMU}commandline/{_QEMU}arg"
 _HARMLESS = frozenset({"boot", "cpu", "device", "global", "rtc", "set", "smp"})
 _CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
 
@@ -120,11 +122,12 @@ def _require_own_arguments(root: ElementTree.Element, name: str) -> None:
     """Raises RefusedError if QEMU may have a disk or a network that the rest does not show."""
     for argument in root.iterfind(_ARGUMENTS):
         value = argument.get("value", "")
-        if value.startswith("-") and value.lstrip("-") not in _HARMLESS:
+        is_harmless = value.lstrip("-") in _HARMLESS if value.startswith("-") else "/" not in value
+        if not is_harmless:
             raise RefusedError(
                 f"the checkpoint cannot become '{name}'",
-                why=f"the original has the argument {value} of QEMU's own (qemu:commandline), and "
-                "the copy would share what that names",
+                why=f"the original gives QEMU the argument '{value}' (qemu:commandline), and the "
+                "copy would share what that names",
                 remedy="restore the domain itself: --in-place, or where there is none of its name",
             )
 
