@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fake_libvirtd import FakeLibvirtd
+from tests.faulty_host import Fault, FaultyHost
 from vmckpt.checkpoint.domains.record import (
     PendingDomain,
     Phase,
@@ -16,7 +17,7 @@ from vmckpt.checkpoint.domains.record import (
     write_down,
 )
 from vmckpt.checkpoint.restore.making import proof_of
-from vmckpt.errors import BusyError, OperationFailedError
+from vmckpt.errors import BusyError, OperationFailedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, PausedReason, RunningReason
@@ -233,4 +234,24 @@ def test_a_guest_that_a_power_cut_ended_as_it_was_saved_stays_off(
     old_of(work.host, work.pending).write_text(written)
     assert work.settle(DomainState.SHUTOFF).told == []
     assert work.image.read_text() == OLD
+    work.nothing_left()
+
+
+def test_one_whose_record_had_no_room_keeps_its_new_disks_when_it_ends(tmp_path: Path) -> None:
+    """Killed as it finished: once the new guest was off, the old one was restored on its disks."""
+    work = Restore(tmp_path, Phase.SWITCHING, replaces=True)
+
+    def broken(_: str) -> StorageError:
+        return StorageError("cannot remove it", why="input/output error", remedy="-")
+
+    fault = Fault("remove", raises=broken, of=lambda path: "vmckpt-old" in str(path))
+    host = work.host
+    work.host = FaultyHost("a", host.state_dir, "::1", faults=(fault,))
+    with pytest.raises(StorageError):
+        work.settle(DomainState.RUNNING, RESTORED, job=DomainJob(False), define=None)
+    assert not old_of(host, work.pending).exists()
+    work.host = host
+    session = work.settle(DomainState.SHUTOFF, define=None)
+    assert session.told == [("define", "<definition/>")]
+    assert work.image.read_text() == NEW
     work.nothing_left()

@@ -17,7 +17,13 @@ from vmckpt.checkpoint.domains.missing import see_to_memory
 from vmckpt.checkpoint.domains.settle import AGAIN_S
 from vmckpt.checkpoint.restore.making import proof_of
 from vmckpt.deadlines import retry
-from vmckpt.errors import BusyError, HostDownError, OperationFailedError, VmckptError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
@@ -236,6 +242,10 @@ async def finished(host: Host, pending: PendingDomain, session: Libvirtd) -> Non
     """The new guest runs: define its domain, and remove everything else."""
     if pending.definition:
         await session.define(pending.definition)
+    await host.remove(old_of(host, pending))  # also makes room for the record, on a full disk
+    if pending.phase is not Phase.RUNNING:
+        with suppress(StorageError):
+            await write_down(host, pending.at(Phase.RUNNING))
     for path, proof, old in pending.proofs():
         base = await base_of_its_own(host, path, old) if pending.replaces else None
         await host.remove(proof)
