@@ -151,7 +151,7 @@ def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
     primary = Lease(store, "web", Claimant("a/1"), span)
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()), one_machine=False)
-    replica: Any = SimpleNamespace(complete=True, is_applying=True)
+    replica: Any = SimpleNamespace(complete=True, is_applying=True, disks=DisksJournal(()))
     hello = SimpleNamespace(machine="another", emitters=())
     silent: Any = SimpleNamespace(
         heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,)

@@ -592,7 +592,7 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()), one_machine=False)
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
 
     async def main() -> None:
         await primary.take()
@@ -626,7 +626,7 @@ def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path:
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)), one_machine=False)
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
     gone: Any = SimpleNamespace(
         heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
         second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
@@ -700,8 +700,9 @@ def test_nothing_is_fenced_for_a_standby_whose_last_writes_fail(
                 receiving.set_result("lost")
                 settling = asyncio.ensure_future(taking.settled(receiving))
                 await asyncio.wait({settling}, timeout=0.5)
-                assert standby.held is not None  # its primary cannot go on alone meanwhile
-                assert not fenced
+                assert not (standby.has_requested or fenced)
+                assert taking.why.endswith("until its last disk writes are applied")
+                await primary_.renew()  # it may go on, with the arbiter's consent
                 applying.set()
                 move = await settling
                 assert not fails or taking.why.endswith("the copies of its disks are unusable")
@@ -709,6 +710,42 @@ def test_nothing_is_fenced_for_a_standby_whose_last_writes_fail(
 
     assert asyncio.run(main()) is (StandbyMove.STAND_DOWN if fails else StandbyMove.PROMOTE)
     assert fenced == [True] * (not fails)
+
+
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_a_primary_goes_on_alone_while_its_standbys_disk_hangs(
+    tmp_path: Path, *, is_given_up: bool
+) -> None:
+    """The connection was lost, or a guest that QEMU had stopped was handed over: the standby took
+    the term and waited for its disk, and the primary ended the only guest.
+    """
+    store, span = FileStore(tmp_path), LeaseSpan(3.0 if is_given_up else 0.3)
+    primary = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()), one_machine=False)
+    disks = SimpleNamespace(is_idle=False, is_sound=True)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=disks)
+    lost: Any = SimpleNamespace(
+        heard_s=0.0, epoch_s=0.0, hello=None, term=1, why="", heard_by_path_s=lambda: (0.0,),
+        second=SimpleNamespace(diagnosis=lambda _: "a is silent"),
+    )  # fmt: skip
+
+    async def main() -> None:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        if is_given_up:
+            await primary.give_up()
+        taking = TakeOver(request, standby, replica, lost, asyncio.Event(), lack=it_waits)
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        receiving.set_result("lost")
+        settling = asyncio.ensure_future(taking.settled(receiving))
+        await asyncio.wait({settling}, timeout=1.0)
+        assert not standby.has_requested
+        await (primary.again().take() if is_given_up else primary.record_solo())
+        async with asyncio.timeout(20):
+            assert await settling in (StandbyMove.STALE, StandbyMove.STAND_DOWN)
+
+    asyncio.run(main())
 
 
 def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() -> None:

@@ -21,6 +21,7 @@ from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import StandbyMove
 from vmckpt.replicate import paths
+from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.paths import (
     HEARD,
     NONE,
@@ -262,7 +263,7 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
     async def main() -> None:
         await primary.take()
         await primary.record_in_sync("b/1")
-        complete: Any = SimpleNamespace(complete=True, is_applying=False)
+        complete: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
         following: Any = heard
         taking = TakeOver(options, standby, complete, following, asyncio.Event(), lack=it_waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -66,9 +66,7 @@ def silent_primary(
     request: Any = SimpleNamespace(
         options=SimpleNamespace(fence=()), primary=host, one_machine=one_machine
     )
-    replica: Any = SimpleNamespace(
-        complete=True, is_applying=False, disks=SimpleNamespace(is_idle=True)
-    )
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
 
     async def settled(emitter: Process) -> StandbyMove:
         await primary.take()

@@ -33,6 +33,7 @@ from vmckpt.lease.store import ArbiterDownError, Versioned
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
+from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.operator import keep as keeping
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator import terms
@@ -590,7 +591,7 @@ def test_a_standby_goes_on_without_the_arbiter_when_its_primary_is_said_to_be_de
     heard_s = boottime_s() if is_heard else 0.0
     following: Any = SimpleNamespace(heard_s=heard_s, epoch_s=0.0, hello=None, term=1, why="",
         heard_by_path_s=lambda: (heard_s,))  # fmt: skip
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
 
     async def waits() -> str:
@@ -632,7 +633,7 @@ def test_what_was_said_of_a_primary_counts_for_no_longer_than_the_command_waits(
     now_s = [1000.0]
     monkeypatch.setattr(takeover, "boottime_s", lambda: now_s[0])
     following: Any = SimpleNamespace(hello=None, heard_by_path_s=lambda: (1000.0,))
-    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False, disks=DisksJournal(()))
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
 
     async def waits() -> str:
@@ -663,7 +664,7 @@ def test_a_standby_without_a_complete_epoch_needs_no_arbiter_to_be_of_no_use(
         heard_s=0.0, epoch_s=0.0, hello=None, term=1, why="it was closed",
         heard_by_path_s=lambda: (0.0,), second=SimpleNamespace(diagnosis=lambda _: "-"),
     )  # fmt: skip
-    replica: Any = SimpleNamespace(complete=False, is_applying=False)
+    replica: Any = SimpleNamespace(complete=False, is_applying=False, disks=DisksJournal(()))
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
 
     async def waits() -> str:

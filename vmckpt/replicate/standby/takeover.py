@@ -2,7 +2,8 @@
 
 `lease/standby.py` decides the next step from the arbiter's records and what was heard. The standby
 takes the term before it fences the primary: a primary that continued alone has recorded that, and
-is not fenced; one that wants to is refused.
+is not fenced; one that wants to is refused. It takes no term before its disks have all writes:
+until then a primary that is well, or its recovery, goes on with the guest.
 """
 
 import asyncio
@@ -81,6 +82,9 @@ class TakeOver:
         while True:
             move = await self._next(receiving)
             if move in (StandbyMove.STALE, StandbyMove.STAND_DOWN):
+                if not self._replica.disks.is_sound:
+                    self.why = f"{self._how_lost(receiving)}; the copies of its disks are unusable"
+                    return StandbyMove.STAND_DOWN
                 self.why = f"{self._how_lost(receiving)}; {move.value}"
                 return move
             if move is StandbyMove.PROMOTE or (move is StandbyMove.FOLLOW and not receiving.done()):
@@ -91,13 +95,11 @@ class TakeOver:
                 if move in _TAKING and (lack := await self._lack()):
                     self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
                     return StandbyMove.STAND_DOWN
-                if move is StandbyMove.FENCE and not self._replica.disks.is_idle:
-                    # Its last writes may yet fail, and its guest may be well: see that first.
+                if move in _TAKING and not (self._replica.disks.is_idle and self._replica.complete):
+                    lost = self._how_lost(receiving)
+                    self.why = f"{lost}: waiting until its last disk writes are applied"
                     await asyncio.sleep(TICK_S)
                     continue
-                if move is StandbyMove.FENCE and not self._replica.complete:
-                    self.why = f"{self._how_lost(receiving)}; the copies of its disks are unusable"
-                    return StandbyMove.STAND_DOWN
                 await self._do(move)
             except VmckptError as exc:
                 self.why = f"{exc.what}: {exc.why}"
