@@ -27,13 +27,15 @@ from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.record import LeaseRecord, LeaseSpan
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.options.migration import MigrationOptions
+from vmckpt.replicate.operator.begin import _require_new
 from vmckpt.replicate.operator.operate import require_decided
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary.claim import Claim
 from vmckpt.replicate.request import ServiceFiles
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
 from vmckpt.vm.record import Replaced
+from vmckpt.vm.start import sweep
 
 
 @pytest.fixture
@@ -326,3 +328,27 @@ def test_a_vm_that_came_back_is_not_held_to_an_earlier_home(
             pass
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("word", ["ended", ""])
+def test_a_vm_that_came_to_its_lost_standbys_host_by_another_way_runs_and_is_protected_there(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, word: str
+) -> None:
+    """Its primary went on alone, and it was migrated to that host, or restored there: as it had
+    been its standby's, it was neither started nor protected, since the term was the old host's.
+    """
+    requested(hosts, tmp_path)
+    for host, role in zip(hosts, ("primary", "standby"), strict=True):
+        told = {"role": role, "state": "ended", "run": "1", "vm": "web", "ending": "alone"}
+        if word or role == "primary":  # or the standby was killed
+            ServiceFiles.of(host, "web").status.write_text(json.dumps(told))
+    record(tmp_path, "a/1", None)
+    left = home(hosts[1], "waiting", Replaced("a", "old"))
+    left.directory.current.unlink()  # a standby's directory, after a power cut
+    asyncio.run(sweep(hosts[1], left.spec, left.directory, None))
+    left.directory.current.write_text(left.qemu._replace(replaces=None).to_json())
+    vm = asyncio.run(read_vm(hosts[1], "web"))
+    assert vm is not None
+    asyncio.run(require_decided(vm))
+    asyncio.run(_require_new(vm, hosts[0]))
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()

@@ -515,6 +515,7 @@ def taken_over(hosts: Hosts, tmp_path: Path) -> Vm:
     """A VM that its standby on b took over from a, and which is off there."""
     requested(hosts, tmp_path)
     vm = home(hosts[1], "new")
+    vm.directory.taken_over.write_text("1")
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     record(tmp_path, "b/1", None)
     return vm

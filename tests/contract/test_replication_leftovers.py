@@ -88,6 +88,8 @@ def home(host: LocalHost, qemu_id: str, replaces: Replaced | None = None) -> Vm:
     qemu = Qemu(directory.qemu(qemu_id), GONE, PLATFORM, replaces=replaces)
     directory.spec.write_text(SPEC)
     directory.current.write_text(qemu.to_json())
+    if replaces is not None:  # a standby's, which took it over
+        directory.taken_over.write_text("1")
     return Vm(spec, host, directory, qemu)
 
 

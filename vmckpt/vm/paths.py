@@ -89,6 +89,13 @@ class VmDir(NamedTuple):
         return self.path / "listed-replica"
 
     @property
+    def taken_over(self) -> Path:
+        """The run of the replication by whose standby the VM came here, or will. It stays as long
+        as the VM does.
+        """
+        return self.path / "taken-over"
+
+    @property
     def away(self) -> Path:
         """Exists while its devices are unplugged for a checkpoint: the step that was begun."""
         return self.path / "devices-away"
@@ -96,7 +103,8 @@ class VmDir(NamedTuple):
     @property
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
-        replicated = self.claim, self.overlays, self.gone_replica, self.listed_replica
+        replicas = self.gone_replica, self.listed_replica, self.taken_over
+        replicated = self.claim, self.overlays, *replicas
         return self.current, self.identity, self.point, self.saving, self.away, *replicated
 
     def qemu(self, qemu_id: str) -> "QemuDir":

@@ -232,10 +232,14 @@ async def was_given_term(vm: Vm) -> bool:
 
 
 async def took_over(vm: Vm) -> bool:
-    """Whether its host has it at home as a standby that took over."""
+    """Whether its host has it at home as the standby that took over, whatever was done with it here
+    since; not if it came there in another way, after a replication that its host had been for.
+    """
     with suppress(StorageError):
         request = await _request_there(vm)
-        return request is not None and request.standby.name == vm.host.name
+        if request is None or request.standby.name != vm.host.name:
+            return False
+        return await vm.host.read_text(vm.directory.taken_over) == request.run
     return False
 
 

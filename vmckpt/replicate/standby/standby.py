@@ -90,6 +90,7 @@ async def serve_standby(directory: Path) -> None:
         await host.write_text(directory_.spec, spec.text)
         if request.identity:  # it determines QEMU's user
             await host.write_text(directory_.identity, f"{request.identity}\n")
+        await host.write_text(directory_.taken_over, request.run)
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
         copies = [
