@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from vmckpt.cli.main import command_line
 from vmckpt.hosts.local import LocalHost
 from vmckpt.replicate.narration import (
     CHECK_S,
@@ -90,8 +92,31 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     tell_event(host, STATUS)
     with events_file(host, "web").open("a") as file:
+        file.write('{"time": "2026-11-28", "host": "a", "state": "x", "paths": {"second": []}}\n')
         file.write('{"time": "2026')
     tell_event(host, replace(STATUS, state="ended"))
     tell_event(host, replace(STATUS, state="copying"))
     found = [event["state"] for event in asyncio.run(read_events("web", [host]))]
     assert found == ["protected", "copying"]
+
+
+def test_each_event_is_followed_once_although_a_host_was_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When it answered again, all that it had on record came once more."""
+    first, second = ({"time": f"2026-11-2{n}", "host": "a", "state": str(n)} for n in (1, 2))
+    answers = [[first, second], [first], [first, second]]
+
+    async def read(*_: object) -> list[dict[str, str]]:
+        return answers.pop(0)
+
+    def interrupted(_: float) -> None:
+        if not answers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("vmckpt.replicate.narration.read_events", read)
+    monkeypatch.setattr("time.sleep", interrupted)
+    words = ["replicate", "events", "web", "--follow", "--json"]
+    told = CliRunner().invoke(command_line(words), words)
+    assert [json.loads(line) for line in told.stdout.splitlines()] == [first, second]
+    assert not answers

@@ -185,6 +185,20 @@ def test_a_service_that_is_gone_protects_nothing_and_tells_no_figures() -> None:
     assert "vmckpt_replication_epochs" not in found
 
 
+def test_a_vm_is_protected_or_not_whatever_its_earlier_hosts_have_on_record() -> None:
+    """An alert went off for as long as a record was there, and none after a failover."""
+    old = said("primary", host="a", answers=False, state="ended", term=1)
+    lost = said("primary", host="b", answers=False, state="dead")
+    over = said("standby", host="b", answers=False, state="promoted", term=2)
+    other = said("standby", host="c", answers=False, state="promoted", term=1, vm="db")
+    now = said("primary", host="b", term=3)
+    name = "vmckpt_replication_protected"
+    for sides in ([old, over, other], [other, over, old]):
+        assert values(parsed(told(*sides))[name]) == {("b", "web"): 0, ("c", "db"): 0}
+    for sides in ([now, said("standby", host="c"), old], [old, lost, now]):
+        assert values(parsed(told(*sides))[name]) == {("b", "web"): 1}
+
+
 def test_infinity_is_spelt_as_prometheus_spells_it() -> None:
     family = GaugeMetricFamily("vmckpt_test", "Test.", labels=("x",))
     add(family, ("y",), inf)

@@ -47,6 +47,12 @@ def test_a_protected_vm() -> None:
     ]
 
 
+def test_the_protection_of_now_is_at_the_head() -> None:
+    old = PRIMARY | {"host": "z", "primary": "z", "answers": False, "state": "ended", "term": 1}
+    assert text(old, PRIMARY, STANDBY).startswith("web: lab-a -> lab-b\n")
+    assert text(STANDBY).startswith("web: lab-a -> lab-b\n")
+
+
 def test_disks_are_told_of_where_there_are_any() -> None:
     told = text(PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20})
     assert "disks       4.00 MiB, 1.00 MiB already identical" in told

@@ -69,6 +69,9 @@ def test_what_protects_a_vm_and_what_does_not_is_said() -> None:
     text = frame(FACTS | {"vms": [gone]})
     assert "its service is silent; guard" in text
     assert "NOT HELD" not in text
+    over = {"state": "promoted", "standby": None, "rpo_now_ms": None, "output_commit": None}
+    text = frame(FACTS | {"vms": [VM | {"replication": over | {"answers": False}}]})
+    assert line(text, "web")[7].strip() == "unprotected"
 
 
 def test_the_next_checkpoint_is_told() -> None:

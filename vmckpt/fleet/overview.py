@@ -13,7 +13,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
-from vmckpt.replicate.operator.sides import ReplicaSide, all_sides
+from vmckpt.replicate.operator.sides import ReplicaSide, all_sides, latest
 
 
 class HostNow(NamedTuple):
@@ -105,22 +105,21 @@ def _vms(
     rates = {
         vm: {"at_unix_s": at_s, "bytes_per_s": rate.bytes_per_s} for vm, at_s, rate in all_kept()
     }
-    primaries = {
-        side.status.vm: {
+    protections = {
+        name: {
             "state": side.status.state,
-            "standby": side.status.standby,
+            "standby": side.status.standby if side.status.is_primary else None,
             "rpo_now_ms": side.status.rpo_now_ms,
             "output_commit": side.status.output_commit,
             "answers": side.answers,
         }
-        for side in seen.replications
-        if side.status.is_primary
+        for name, side in latest(seen.replications).items()
     }
     return [
         vm.to_json()
         | {
             "dirty_rate": rates.get(vm.name),
-            "replication": primaries.get(vm.name),
+            "replication": protections.get(vm.name),
             "guard": guards.get(vm.name),
             "checkpoints": checkpoints.get(vm.name),
             "next_checkpoint": scheduled.get(vm.name),

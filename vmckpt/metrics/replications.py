@@ -7,7 +7,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from vmckpt.metrics.families import add
-from vmckpt.replicate.operator.sides import ReplicaSide
+from vmckpt.replicate.operator.sides import ReplicaSide, latest
 from vmckpt.replicate.status import PROTECTED, ReplicaStatus
 
 
@@ -134,17 +134,18 @@ def replications(sides: Iterable[ReplicaSide]) -> list[Metric]:
         labels=(*_SIDE, "path"),
     )
     families = [f.kind(_PREFIX + f.name, f.help, labels=_PRIMARY) for f in _FIGURES]
-    for side in sides:
+    known = list(sides)
+    for side in latest(known).values():
+        is_safe = side.answers and side.status.state == PROTECTED
+        add(protected, (side.status.vm or "?", side.host.name), is_safe)
+    for side in known:
         status, host = side.status, side.host.name
         vm = status.vm or "?"
         add(up, (vm, status.role, host), side.answers)
         for path, how in (status.paths or {}).items():
             if side.answers and how != "none":
                 add(path_up, (vm, status.role, host, path), how == "heard")
-        if not status.is_primary:
-            continue
-        add(protected, (vm, host), side.answers and status.state == PROTECTED)
-        if not side.answers:
+        if not (status.is_primary and side.answers):
             continue
         quantiles = {
             "0.5": status.pause_p50_ms,

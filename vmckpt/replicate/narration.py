@@ -55,7 +55,7 @@ class _Event(TypedDict):
     host: str
     role: NotRequired[str]
     state: str
-    paths: NotRequired[dict[str, Any]]
+    paths: NotRequired[dict[str, str]]
 
 
 def events_file(host: Host | HostEntry, vm: str) -> Path:

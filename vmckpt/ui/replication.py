@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from vmckpt.replicate.operator.sides import ReplicaSide
+from vmckpt.replicate.operator.sides import ReplicaSide, latest
 from vmckpt.replicate.paths import FIRST, HEARD, SECOND, UNHEARD
 from vmckpt.replicate.status import ReplicaStatus
 from vmckpt.ui.tables import fields
@@ -13,7 +13,7 @@ from vmckpt.units import format_duration, format_size, format_time
 
 def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
     """Format both sides' status (`replicate status --json`) for people."""
-    about = sides[0].status
+    about = next(iter(latest(sides).values()), sides[0]).status
     head = f"{name}: {about.primary or '?'} -> {about.standby or '?'}"
     pairs: list[tuple[str, str]] = []
     for side in sides:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vmckpt.replicate.status import ENDED
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.tables import table
 from vmckpt.units import format_age, format_duration, format_rate, format_size
@@ -62,10 +63,12 @@ def _dirties(measured: Mapping[str, Any] | None, now_s: float) -> str:
 
 def _protections(vm: Mapping[str, Any]) -> Iterable[str]:
     if replication := vm["replication"]:
-        words = f"{replication['state']} by {replication['standby'] or '?'}"
+        has_ended = replication["state"] in ENDED
+        by = f"{replication['state']} by {replication['standby'] or '?'}"
+        words = "unprotected" if has_ended else by
         if (behind_ms := replication["rpo_now_ms"]) is not None:
             words += f", {behind_ms:.0f} ms behind"
-        if not replication["answers"]:
+        if not (replication["answers"] or has_ended):
             words += ", its service is silent"
         if replication["output_commit"] is False:
             words += ", OUTPUT NOT HELD"

@@ -16,7 +16,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.replicate.control import STATUS_TIMEOUT_S, ask
 from vmckpt.replicate.request import DIRECTORY, REQUEST, ServiceFiles
-from vmckpt.replicate.status import DEAD, SILENT, ReplicaStatus, Role
+from vmckpt.replicate.status import DEAD, PROMOTED, SILENT, ReplicaStatus, Role
 
 POLL_S, BEGIN_S = 0.05, 60.0
 
@@ -69,6 +69,23 @@ async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
         return [side for side in found if side is not None]
 
     return await ask_every(hosts, ask_host)
+
+
+def latest(sides: Iterable[ReplicaSide]) -> dict[str | None, ReplicaSide]:
+    """By VM, the side that tells whether a standby could take it over now: its primary's; without
+    one that answers, the last that had the VM. Hosts keep the records of earlier replications.
+    """
+    found: dict[str | None, ReplicaSide] = {}
+    for side in sorted(sides, key=_order):
+        if side.status.is_primary or side.status.state == PROMOTED:
+            found[side.status.vm] = side
+    return found
+
+
+def _order(side: ReplicaSide) -> tuple[bool, int, bool]:
+    """Of two in one term, the standby's took over from the primary's."""
+    status = side.status
+    return side.answers and status.is_primary, status.term or 0, not status.is_primary
 
 
 async def side_of(host: Host, name: str) -> ReplicaSide | None:

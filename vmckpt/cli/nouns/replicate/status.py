@@ -1,6 +1,6 @@
 """vmckpt replicate status, events: how a replication is, and what happened to it."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,6 +48,7 @@ def events(
 
     From all hosts, oldest first; with --json, an object per line.
     """
+    from json import dumps
     from time import sleep
 
     from vmckpt.errors import NotFoundError
@@ -55,11 +56,12 @@ def events(
     from vmckpt.replicate.narration import read_events
     from vmckpt.ui.replication import event_text
 
-    shown: list[dict[str, Any]] = []
+    shown = set[str]()
     while True:
         found = run(read_events(name, all_hosts()))
         for event in found:
-            if event not in shown:
+            if (line := dumps(event)) not in shown:
+                shown.add(line)
                 show(event, one_line(event_text(event)), as_json=json)
         if not found and not follow:
             raise NotFoundError(
@@ -69,7 +71,6 @@ def events(
             )
         if not follow:
             return
-        shown = found
         sleep(WATCH_S)
 
 
