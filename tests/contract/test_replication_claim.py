@@ -352,3 +352,20 @@ def test_a_vm_that_came_to_its_lost_standbys_host_by_another_way_runs_and_is_pro
     asyncio.run(require_decided(vm))
     asyncio.run(_require_new(vm, hosts[0]))
     assert not ServiceFiles.of(hosts[1], "web").path.exists()
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_vm_that_is_back_by_a_migration_is_not_held_by_what_its_host_had_before(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_same: bool
+) -> None:
+    """Its host lost power, its standby took it over and it was migrated back: when it was off it
+    could not be started, since that host did not know how its replication had ended.
+    """
+    requested(hosts, tmp_path)  # both services were killed
+    record(tmp_path, "b/1", None)
+    vm = home(hosts[0], "old" if is_same else "came-back")
+    if is_same:  # the one that may have been taken over
+        with pytest.raises(RefusedError, match="a standby may be about to take over"):
+            asyncio.run(require_decided(vm))
+    else:
+        asyncio.run(require_decided(vm))

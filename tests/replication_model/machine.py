@@ -20,12 +20,13 @@ class Home:
     """A VM's directory on a host, which outlives it, and its disk there.
 
     `id`: of the QEMU that it last ran in. `replaces`: the host, and the QEMU there, from which it
-    was taken over.
+    was taken over; `run`: of the replication by whose standby it came here.
     """
 
     id: int
     disk: State
     replaces: tuple[str, int] | None = None
+    run: int | None = None
     claim: str | None = None
     gone_replica: str | None = None
     listed_replica: str | None = None

@@ -121,7 +121,7 @@ class Command(Stopping):
         elif (home.claim is not None or took_over(host)) and is_over:
             await self._require_right(host)
             return
-        elif said is None or (is_over and not (has_left(said) and is_of_home(host))):
+        elif said is None or (is_over and not has_left(said)) or not is_of_home(host):
             return
         files = host.files
         if said.state == DEAD and files is not None and await self._is_its_own(host):

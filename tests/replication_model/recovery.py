@@ -32,6 +32,7 @@ def took_over(host: Host) -> bool:
         host.files is not None
         and host.files.role == "standby"
         and host.home is not None
+        and host.home.run == host.files.run
         and "twin" not in host.world.without
     )
 

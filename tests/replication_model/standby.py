@@ -294,7 +294,8 @@ class Standby(Proc):
         warm.state = world.fork(self.state)
         warm.life = self._life
         files = self.files
-        host.home = warm.home = Home(warm.id, warm.state, (files.primary.name, files.primary_id))
+        came_from = files.primary.name, files.primary_id
+        host.home = warm.home = Home(warm.id, warm.state, came_from, files.run)
         if self._lease.held is None:
             host.home.gone_replica = self.name
             world.count("taken over without the arbiter")

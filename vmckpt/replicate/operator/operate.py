@@ -277,7 +277,7 @@ async def require_decided(vm: Vm) -> None:
     if is_requested and is_over:
         await require_right(vm)
         return
-    if side is None or (is_over and not (side.status.has_left and await is_of_this_home(vm))):
+    if side is None or (is_over and not side.status.has_left) or not await is_of_this_home(vm):
         return
     if side.status.state == DEAD and await _is_its_own(vm):
         await take_back_term(vm.host, vm.name)
