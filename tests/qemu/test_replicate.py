@@ -136,6 +136,8 @@ def test_a_killed_primary_is_replaced_and_no_answer_is_taken_back(version: str) 
         eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
         after = sides(made)["standby"]
         assert (after["state"], after["term"]) == ("promoted", 2)
+        mark = made.state("lab-b") / "vms" / NAME / "taken-over"
+        assert mark.read_text() == after["run"]  # so it asks the arbiter before each start
         # And back: the new primary is protected by the old one's host.
         made.ok("replicate", "stop", NAME)
         assert made.ok("replicate", "start", NAME, "lab-a")["term"] == 3
@@ -193,6 +195,21 @@ def test_without_its_standby_the_guest_goes_on_alone(how: signal.Signals) -> Non
         made.ok("replicate", "stop", NAME)
         eventually(lambda: is_only_on(made, "lab-a"), 10, "nothing is left on lab-b")
         made.ok("replicate", "start", NAME, "lab-b")
+
+
+def test_a_guest_that_goes_on_alone_moves_to_its_standbys_host_and_back() -> None:
+    """It was neither started nor protected there, as if its standby had taken it over."""
+    with protected("10.0") as (made, _):
+        for pid in services(made, "standby"):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not services(made, "primary"), 30, "it goes on alone")
+        made.ok("migrate", NAME, "lab-b")
+        assert made.ok("replicate", "start", NAME, "lab-a")["state"] == "protected"
+        made.ok("replicate", "failover", NAME)
+        made.ok("migrate", NAME, "lab-b")
+        made.ok("vm", "stop", NAME, "--force")
+        made.ok("vm", "start", NAME)
+        assert is_only_on(made, "lab-b")
 
 
 async def _lose_the_standby(made: World, guest: LabGuest, how: signal.Signals) -> None:
