@@ -240,8 +240,9 @@ def test_a_standby_that_still_flushes_its_disks_has_the_guest(
             if state == "promoted":
                 asyncio.run(waiting)
             else:
-                with pytest.raises(TimedOutError, match="has not taken"):
+                with pytest.raises(TimedOutError, match="has not taken") as late:
                     asyncio.run(waiting)
+                assert late.value.why == last["why"]  # not that it waits for the arbiter
         finally:
             flushing.kill()
 

@@ -1050,3 +1050,24 @@ def test_what_an_earlier_service_said_at_its_end_is_not_of_a_later_one(
     asyncio.run(begin._write(hosts[0], files, request))
     side = asyncio.run(side_of(hosts[0], "web"))
     assert side is not None and (side.status.state, side.status.run) == ("dead", "1")
+
+
+def test_a_stop_does_not_wait_for_good_for_a_service_that_is_stuck_in_the_kernel(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk hung: `stop`, the undoing of a `start`, and `keep` waited without a word."""
+    monkeypatch.setattr(sides, "BEGIN_S", 0.2)
+    monkeypatch.setattr(sides, "STUCK_S", 0.2)
+    home(hosts[0], "old")
+    requested(hosts, tmp_path).status.write_text(
+        json.dumps({"role": "primary", "state": "ended", "run": "1", "ending": "alone"})
+    )
+    stuck = (Fault("find_processes", answers=[GONE]), Fault("kill", answers=False))
+    standby = FaultyHost("b", tmp_path / "b", "127.0.0.1", faults=stuck)
+
+    async def stopped() -> None:
+        async with asyncio.timeout(20):
+            await stop("web", (hosts[0], standby))
+
+    with pytest.raises(OperationFailedError, match="on b does not end"):
+        asyncio.run(stopped())

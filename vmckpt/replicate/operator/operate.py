@@ -321,7 +321,10 @@ async def _await_decision(standby: Host, name: str, run: str | None) -> None:
     )
     try:
         await while_there_is(lambda: services(standby, name), late)
-    except TimedOutError:
+    except TimedOutError as exc:
         status = await last_status(standby, ServiceFiles.of(standby, name))
-        if status is None or (status.state, status.run) != (PROMOTED, run):
-            raise
+        if status is not None and (status.state, status.run) == (PROMOTED, run):
+            return
+        side = await side_of(standby, name)
+        why = side.status.why if side is not None else ""
+        raise TimedOutError(exc.what, why=why or exc.why, remedy=exc.remedy) from exc

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from vmckpt.codec import convert
 from vmckpt.deadlines import poll
-from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    TimedOutError,
+    VmckptError,
+)
 from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
@@ -19,6 +25,8 @@ from vmckpt.replicate.request import DIRECTORY, REQUEST, ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, SILENT, ReplicaStatus, Role
 
 POLL_S, BEGIN_S = 0.05, 60.0
+# How long a killed service may still take: the kernel may be flushing its disks.
+STUCK_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +160,23 @@ async def services(host: Host, name: str) -> list[ProcessId]:
 async def until_gone(
     host: Host, name: str, again: Callable[[], Awaitable[object]] | None = None
 ) -> None:
-    """Wait until the service there has ended, repeating `again`; on timeout it is killed."""
+    """Wait until the service there has ended, repeating `again`; on timeout it is killed.
+
+    Raises OperationFailedError: it survives that.
+    """
     given_up_s = asyncio.get_running_loop().time() + BEGIN_S
     while left := await services(host, name):
         if again is not None:
             with suppress(VmckptError):  # it does not listen yet, or no longer
                 await again()
-        if asyncio.get_running_loop().time() > given_up_s:
+        if (now_s := asyncio.get_running_loop().time()) > given_up_s:
             for process in left:
-                await host.kill(process)
+                if not await host.kill(process) and now_s > given_up_s + STUCK_S:
+                    raise OperationFailedError(
+                        f"the replication's service of '{name}' on {host.name} does not end",
+                        why=f"pid {process.pid} survived SIGKILL: it is stuck in the kernel",
+                        remedy="check the storage of that host, and repeat the command",
+                    )
         await asyncio.sleep(POLL_S)
 
 
