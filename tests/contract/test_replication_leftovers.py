@@ -380,8 +380,8 @@ def test_a_guest_that_was_left_to_a_standby_that_died_is_taken_back_by_a_stop(
 def test_a_term_that_is_another_hosts_is_not_taken_back(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, in_sync: str | None, *, released: bool
 ) -> None:
-    home(hosts[0], "old")
-    files = requested(hosts, tmp_path)
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
     record(tmp_path, "c/7", in_sync, released=released)
     with pytest.raises(RefusedError, match="not a's to take back"):
         asyncio.run(recover(files.path, at_any_rate=True))
@@ -1071,3 +1071,21 @@ def test_a_stop_does_not_wait_for_good_for_a_service_that_is_stuck_in_the_kernel
 
     with pytest.raises(OperationFailedError, match="on b does not end"):
         asyncio.run(stopped())
+
+
+def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """The VM came from the host that has the term, by a migration, and the services of a `start`
+    died before they had a term, and with them the command: it could neither be started nor
+    protected again.
+    """
+    vm = home(hosts[0], "old")
+    requested(hosts, tmp_path)
+    record(tmp_path, "c/7", None)
+    said = asyncio.run(stop("web", hosts))
+    assert said is not None
+    assert said.why == "stopped: the primary's service died before it had a term"
+    assert stands(tmp_path).holder == "c/7"
+    asyncio.run(require_decided(vm))
+    asyncio.run(begin._require_new(vm, hosts[1]))

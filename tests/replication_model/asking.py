@@ -25,6 +25,8 @@ START, PROTECT, FAILOVER, STOP, WAIT = "start", "protect", "failover", "stop", "
 STOP_OFF, STOP_GONE = "stop, standby is off", "stop, standby is gone"
 # `failover --primary-is-dead`: the arbiter is gone for good, and no host is off that may be back.
 FAILOVER_DEAD = "failover, primary is dead"
+# `migrate`, also of a VM that is off.
+MOVE = "move"
 
 
 class RefusedError(Exception):

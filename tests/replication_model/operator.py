@@ -21,9 +21,10 @@ from tests.replication_model.asking import (
     runs,
     tell_primary,
 )
-from tests.replication_model.machine import Files, Host, Said
+from tests.replication_model.machine import Files, Home, Host, Said
 from tests.replication_model.primary import Primary
 from tests.replication_model.process import POLL_S
+from tests.replication_model.qemu import Qemu
 from tests.replication_model.recovery import (
     Recovery,
     end_waiting,
@@ -68,6 +69,8 @@ class Command(Stopping):
                     await self._failover(is_dead=True)
                 case "stop":
                     await self._stop(is_dead=False)
+                case "move":
+                    await self._move(on)
                 case _:
                     await self._stop(is_dead=True)
         except RefusedError as exc:
@@ -107,6 +110,38 @@ class Command(Stopping):
             raise SilentError("it went down")
         boot(host)
 
+    async def _move(self, on: Host | None) -> None:
+        """drivers.direct.DirectVm.migrate: the guest goes on elsewhere, or is off there."""
+        host = await self._find()
+        there = on if on not in (None, host) else others_of(self._hosts, host)[0]
+        if not runs(host):
+            await self._require_decided(host)
+        await self._reach(there)
+        if not (self.has_lock(host) and self.has_lock(there)):
+            raise RefusedError("another works on it")
+        await sleep(0.3)
+        await self._reach(host)
+        await self._reach(there)
+        home = host.home
+        if home is None or there.home is not None:
+            raise RefusedError("it is no longer there, or another is", START)
+        if home.claim is not None:
+            raise RefusedError("another host may run it", START)
+        old = host.qemu_of(home)
+        for left in there.qemus:
+            left.end()
+        there.home = Home(next(self.world.ids), home.disk, gone_replica=home.gone_replica)
+        if old is not None:
+            was_running = old.runs
+            old.home = None
+            old.end()
+            new = Qemu(there, old.state, there.home)
+            new.life, there.home.id = old.life, new.id
+            if was_running:
+                new.cont()
+        host.home = None
+        self.world.count("moved")
+
     async def _require_decided(self, host: Host) -> None:
         """operate.require_decided"""
         said, home = await self._side_of(host), host.home
@@ -121,7 +156,7 @@ class Command(Stopping):
         elif (home.claim is not None or took_over(host)) and is_over:
             await self._require_right(host)
             return
-        elif said is None or (is_over and not has_left(said)) or not is_of_home(host):
+        elif said is None or (is_over and not has_left(said)) or not self._is_its(host):
             return
         files = host.files
         if said.state == DEAD and files is not None and await self._is_its_own(host):
@@ -133,6 +168,9 @@ class Command(Stopping):
             self.world.count("operator: start of what was its own")
             return
         raise RefusedError("a standby may be about to take over with it", FAILOVER, STOP)
+
+    def _is_its(self, host: Host) -> bool:
+        return is_of_home(host) or "back" in self.world.without
 
     async def _is_its_own(self, host: Host) -> bool:
         """operate._is_its_own"""

@@ -2,7 +2,15 @@
 
 from random import Random
 
-from tests.replication_model.asking import FAILOVER, FAILOVER_DEAD, PROTECT, START, STOP, STOP_OFF
+from tests.replication_model.asking import (
+    FAILOVER,
+    FAILOVER_DEAD,
+    MOVE,
+    PROTECT,
+    START,
+    STOP,
+    STOP_OFF,
+)
 from tests.replication_model.world import Act, Plan
 
 COMMANDS = (START, PROTECT, FAILOVER, STOP, STOP_OFF)
@@ -45,6 +53,28 @@ def plan_of(seed: int) -> Plan:
         is_careful=kind in (_three, _stopped),
         names="abc" if kind is _three else "ab",
         unfit=random.choice([0.0, 0.5]) if kind is _three else 0.0,
+    )
+
+
+def moving_plan_of(seed: int) -> Plan:
+    """The schedule of that seed in which the VM is also migrated, among three hosts."""
+    random = Random(seed)
+    acts = [Act(0.3, PROTECT, random.choice("bc")), _fault(random, 5.0)]
+    for _ in range(random.choice([2, 3, 4, 6])):
+        after_s = random.choice([1.0, 6.0, 20.0, 60.0]) * random.random()
+        kind = random.choice([MOVE, MOVE, START, PROTECT, PROTECT, FAILOVER, STOP])
+        acts.append(Act(after_s, kind, random.choice("abc")))
+        if random.random() < 0.6:
+            fault = _fault(random, random.choice([0.3, 3.0, 10.0]) * random.random())
+            acts.append(fault._replace(on=random.choice(["primary", "standby", *"abc"])))
+    return Plan(
+        seed=seed,
+        acts=tuple(act for act in acts if act.kind != "destroy"),
+        trouble=random.choice([0.0, 0.0, 0.05]),
+        proof=random.choice([0.0, 1.0]),
+        slow_s=random.choice([0.0, 0.0, 5.0]),
+        is_careful=True,
+        names="abc",
     )
 
 

@@ -32,7 +32,7 @@ def took_over(host: Host) -> bool:
         host.files is not None
         and host.files.role == "standby"
         and host.home is not None
-        and host.home.run == host.files.run
+        and (host.home.run == host.files.run or "came" in host.world.without)
         and "twin" not in host.world.without
     )
 
@@ -106,6 +106,10 @@ class Recovery(Proc):
         home = host.home
         if not (self.at_any_rate or host.qemu_of(home) is not None):
             return
+        if self.at_any_rate and home is not None and await self._had_no_term(home):
+            self.world.count(f"recovery on {host.name}: had no term")
+            files.word = files.say("ended", ending="stopped")
+            return
         goes_on = await self._takes_term()
         if goes_on is None:
             self.world.count(f"recovery on {host.name}: left to the operator")
@@ -126,6 +130,19 @@ class Recovery(Proc):
             ending = "replaced"
         self.world.count(f"recovery on {host.name}: {ending}")
         files.word = files.say("ended", ending=ending)
+
+    async def _had_no_term(self, home: Home) -> bool:
+        """recovery._had_no_term"""
+        if home.claim is not None or "term" in self.world.without:
+            return False
+        try:
+            found = await self.host.read("web")
+        except NO_ANSWER:
+            return False
+        if found is None:
+            return False
+        holder = found.record.holder
+        return not (holder.startswith(f"{self.host.name}/") or self._files.is_standbys(holder))
 
     def _is_left_to_others(self) -> bool:
         """recovery._is_left_to_others"""

@@ -8,12 +8,13 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tests.replication_model.asking import (
     FAILOVER,
     FAILOVER_DEAD,
+    MOVE,
     PROTECT,
     START,
     STOP,
@@ -78,7 +79,7 @@ class Schedule:
     def _do(self, act: Act) -> None:
         world = self.world
         host = self._host(act.on)
-        if act.kind not in (*COMMANDS, FAILOVER_DEAD):
+        if act.kind not in (*COMMANDS, FAILOVER_DEAD, MOVE):
             self._expect(act, host)
         if not self._is_so(act.kind):
             return
@@ -95,7 +96,7 @@ class Schedule:
                 world.is_arbiter_lost |= how == "lose"
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
-            case _ if act.kind in (*COMMANDS, FAILOVER_DEAD):
+            case _ if act.kind in (*COMMANDS, FAILOVER_DEAD, MOVE):
                 self._command(act.kind, host)
             case ["kill" | "freeze" as how, "command"]:
                 self._break_off(how, act.for_s)
@@ -227,8 +228,8 @@ class Schedule:
 
     def _expect(self, act: Act, host: Host) -> None:
         """One thing befalls a guest that is protected: its memory has to outlive that."""
-        faults = [one for one in self.plan.acts if one.kind not in COMMANDS]
-        others = [one for one in self.plan.acts if one.kind in (START, FAILOVER, STOP)]
+        faults = [one for one in self.plan.acts if one.kind not in (*COMMANDS, MOVE)]
+        others = [one for one in self.plan.acts if one.kind in (START, FAILOVER, STOP, MOVE)]
         if act.kind == "poweroff qemu":
             return
         is_one = len(faults) == 1 and not others
@@ -374,11 +375,15 @@ def minimised(plan: Plan, without: frozenset[str] = frozenset()) -> Plan:
 
 
 def first_violation(
-    seeds: Iterable[int], without: frozenset[str] = frozenset(), seen: Counter[str] | None = None
+    seeds: Iterable[int],
+    without: frozenset[str] = frozenset(),
+    seen: Counter[str] | None = None,
+    *,
+    of: Callable[[int], Plan] = plan_of,
 ) -> tuple[int, str] | None:
-    """The first seed whose schedule breaks a law, and which; None: none does."""
+    """The first seed whose schedule (`of` it) breaks a law, and which; None: none does."""
     for seed in seeds:
-        world, broken = played(plan_of(seed), without)
+        world, broken = played(of(seed), without)
         if seen is not None:
             seen += world.seen
             seen["events"] += world.events

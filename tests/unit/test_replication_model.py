@@ -10,11 +10,12 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from tests.replication_model.asking import PROTECT, START
-from tests.replication_model.plans import plan_of
+from tests.replication_model.plans import moving_plan_of, plan_of
 from tests.replication_model.schedule import first_violation, minimised, played
 from tests.replication_model.world import Act, Plan
 
@@ -33,15 +34,15 @@ HAPPENED = (
 )  # fmt: skip
 
 
-def broken_by(seeds: range) -> tuple[str, Counter[str]]:
+def broken_by(seeds: range, of: Callable[[int], Plan] = plan_of) -> tuple[str, Counter[str]]:
     """What to say of the first schedule that breaks a law, and all that happened."""
     seen = Counter[str]()
-    found = first_violation(seeds, seen=seen)
+    found = first_violation(seeds, seen=seen, of=of)
     if found is None:
         return "", seen
     seed, law = found
-    again = f"python -m tests.replication_model.schedule {seed}"
-    return f"{law}\nagain: {again}\nsmaller: {minimised(plan_of(seed))}", seen
+    again = f"played({of.__name__}({seed}))"
+    return f"{law}\nagain: {again}\nsmaller: {minimised(of(seed))}", seen
 
 
 def test_no_law_is_broken_whatever_happens() -> None:
@@ -59,6 +60,25 @@ def test_no_law_is_broken_in_very_many_schedules() -> None:
     for what, times in sorted(seen.items()):
         print(f"{times:10} {what}")
     assert not broken, broken
+
+
+def test_no_law_is_broken_where_a_vm_is_migrated_between_its_protections() -> None:
+    broken, seen = broken_by(range(FIRST, FIRST + SAMPLE // 5), moving_plan_of)
+    assert not broken, broken
+    happened = ("moved", "taken over", "recovery on a: alone", "operator: protect done")
+    assert not [what for what in happened if not seen[what]], seen
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_law_is_broken_in_many_schedules_with_migrations() -> None:
+    broken, _ = broken_by(range(FIRST, FIRST + MANY // 5), moving_plan_of)
+    assert not broken, broken
+
+
+def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it() -> None:
+    assert not played(moving_plan_of(70002264))[1]
+    assert "cannot be protected" in played(moving_plan_of(70002264), frozenset({"term"}))[1]
 
 
 @pytest.mark.parametrize("seed", [31791, 57783, 96039])

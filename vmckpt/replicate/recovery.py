@@ -211,20 +211,14 @@ async def _settle(
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    goes_on = await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
-    if goes_on is None:
+    if at_any_rate and vm is not None and await _had_no_term(request, vm):
+        reason = "stopped: the primary's service died before it had a term"
+    elif (
+        goes_on := await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead)
+    ) is None:
         return  # an operator's process handles it
-    if goes_on:
-        if vm is not None:
-            await vm.host.remove(vm.directory.claim)
-            for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
-                await vm.host.kill(process)
-            kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
-            if await vm.is_alive():
-                await finish(_free(vm, files))
-        reason = "alone: the primary's service died, and the standby did not take over"
-        if vm is None or not await vm.is_alive():
-            reason = "off: the primary's QEMU died, and the standby did not take over"
+    elif goes_on:
+        reason = await _gone_on(vm, files)
     else:
         await _end_replaced(request, vm)
         reason = "replaced: the standby has taken over; this QEMU was ended"
@@ -240,6 +234,39 @@ async def _settle(
     status = ReplicaStatus.from_json(last.to_json() | about.to_json()) if last else about
     await write_last_status(request.primary, files, status)
     tell_event(request.primary, about)
+
+
+async def _had_no_term(request: ReplicationRequest, vm: Vm) -> bool:
+    """Whether the service was killed before it had a term, of a VM whose term is another host's: it
+    came here by a migration since.
+
+    Without a claim the VM was never left to this replication's standby.
+    """
+    if await vm.host.exists(vm.directory.claim):
+        return False
+    with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
+        found = await open_arbiter(request.options).read(request.vm)
+        return found is not None and not _is_of(request, found.record.holder)
+    return False
+
+
+def _is_of(request: ReplicationRequest, holder: str) -> bool:
+    """Whether the holder is a service of the primary's host, of any run, or this run's standby."""
+    return holder.startswith(f"{request.primary.name}/") or request.is_standbys(holder)
+
+
+async def _gone_on(vm: Vm | None, files: ServiceFiles) -> str:
+    """This side has the term: let the guest run if it is alive here; returns what became of it."""
+    if vm is not None:
+        await vm.host.remove(vm.directory.claim)
+        for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
+            await vm.host.kill(process)
+        kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
+        if await vm.is_alive():
+            await finish(_free(vm, files))
+    if vm is None or not await vm.is_alive():
+        return "off: the primary's QEMU died, and the standby did not take over"
+    return "alone: the primary's service died, and the standby did not take over"
 
 
 async def _end_replaced(request: ReplicationRequest, vm: Vm | None) -> None:
@@ -267,8 +294,7 @@ async def _takes_term(
     protection records which replica it may still have. Raises RefusedError when the term is neither
     side's or the arbiter has no record, StorageError.
     """
-    us = f"{request.primary.name}/"
-    claimant = f"{us}{request.run}/recovery"
+    claimant = f"{request.primary.name}/{request.run}/recovery"
     store, span = open_arbiter(request.options), LeaseSpan(request.options.lease_s)
     lease: Lease | None = None
     until_s, look_s, answered_s = math.inf, 0.0, boottime_s()
@@ -292,7 +318,7 @@ async def _takes_term(
                 until_s = min(until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > until_s or await _is_at_home(request):
                     return False
-            elif not (holder.startswith(us) or request.is_standbys(holder)):
+            elif not _is_of(request, holder):
                 raise RefusedError(
                     f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
                     why=f"as the arbiter has it, {holder} holds it",
