@@ -23,6 +23,7 @@ import pytest
 
 from tests.faulty_host import Fault, FaultyHost, silence
 from tests.scripted_qmp import Server
+from vmckpt.drivers.find import find
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -47,12 +48,13 @@ from vmckpt.replicate import recovery
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, StandbyFile, prepare, read_mark
 from vmckpt.replicate.operator import begin, leftover_copies, sides
+from vmckpt.replicate.operator import keep as keeping
 from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.committing import hosts_with_overlays
 from vmckpt.replicate.operator.failback import _is_protected_by
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_here
 from vmckpt.replicate.operator.leftovers import remove_stale_home
-from vmckpt.replicate.operator.operate import require_decided, settle
+from vmckpt.replicate.operator.operate import failover, require_decided, settle
 from vmckpt.replicate.operator.sides import side_of
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import primary
@@ -1089,3 +1091,35 @@ def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it(
     assert stands(tmp_path).holder == "c/7"
     asyncio.run(require_decided(vm))
     asyncio.run(begin._require_new(vm, hosts[1]))
+
+
+def test_a_stale_home_that_cannot_be_removed_keeps_nothing_from_the_vm(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old host's disk fails, for which the guest was handed over, and is read-only by now: each
+    command on the VM failed, and `keep` left it unprotected.
+    """
+
+    def read_only(_: str) -> Exception:
+        return StorageError("cannot remove it", why="Read-only file system", remedy="-")
+
+    stale = home(hosts[0], "old")
+    requested(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    home(hosts[1], "new", Replaced("a", "old"))
+    said = {"role": "standby", "state": "promoted", "run": "1", "primary": "a", "standby": "b"}
+    said |= {"qemu_id": "new", "primary_qemu_id": "old", "took_over_ms": 1.0}
+    ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(said))
+    old = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=(Fault("remove", raises=read_only),))
+    both = old, hosts[1]
+    monkeypatch.setattr("vmckpt.hosts.inventory.inventory.all_hosts", lambda: list(both))
+    monkeypatch.setattr("vmckpt.vm.inventory.all_hosts", lambda: list(both))
+    told = list[str]()
+    found = asyncio.run(find("web", told.append))
+    assert found.host.name == "b"
+    assert "vmckpt host rm a" in told[0]
+    assert (asyncio.run(failover("web", both))).warnings == (f"{told[0]}; it is never started",)
+    assert (
+        asyncio.run(keeping._inspect("web", both, None)).reason == "it runs on no host that answers"
+    )
+    assert stale.directory.current.exists()

@@ -198,11 +198,14 @@ async def _settled(name: str, tell: "Tell") -> "Vm":
                 raise found
             return await _restored(found, tell)
         except OutcomeUnknownError:  # two hosts have it: a standby may have taken over
-            from vmckpt.replicate.operator.operate import settle
+            from vmckpt.replicate.operator.operate import home_besides_stale
 
-            if not await settle(name, all_hosts()):
+            if (at_home := await home_besides_stale(name, all_hosts())) is None:
                 raise
-            return await find_vm(name)
+            vm, stays = at_home
+            if stays:
+                tell(stays)
+            return vm
     if await is_worked_on(name):
         return await find_vm(name)
     from vmckpt.migrate.outcome.recover import recover

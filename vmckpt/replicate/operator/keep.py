@@ -13,7 +13,7 @@ from vmckpt.options.replication import ReplicationOptions
 from vmckpt.replicate.operator.begin import start
 from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
 from vmckpt.replicate.operator.leftover_copies import CopiesFate
-from vmckpt.replicate.operator.operate import settle
+from vmckpt.replicate.operator.operate import home_besides_stale
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.status import DEAD
@@ -101,8 +101,8 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     up = await ask_every(hosts, _name_if_up)
     reached = [host for host in hosts if host.name in up.given]
     found = await homes(name, reached)
-    if len(found) > 1 and await settle(name, reached):
-        found = await homes(name, reached)
+    if len(found) > 1 and (at_home := await home_besides_stale(name, reached)) is not None:
+        found = [at_home[0]]
     alive = [vm for vm in found if await vm.is_alive()]
     if len(reached) == len(hosts) and not found:
         raise NotFoundError(

@@ -15,17 +15,38 @@ from vmckpt.vm.superseded import note_superseded
 POLL_S, BUSY_S = 0.1, 30.0
 
 
+class StaleHomeStaysError(StorageError):
+    """A stale home on `host`, whose QEMU has ended, could not be removed: its storage fails, which
+    may be why the VM was taken over. It does not run.
+    """
+
+    def __init__(self, host: Host, name: str, exc: StorageError) -> None:
+        super().__init__(
+            f"what {host.name} still has of '{name}' cannot be removed",
+            why=f"{exc.what}: {exc.why}",
+            remedy=f"repair its storage, or take it out: vmckpt host rm {host.name}",
+        )
+        self.host_name = host.name
+
+
 async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     """The guest continues elsewhere, in a higher term: end and remove what `host` has of it.
 
     Only what ran in the QEMU that was taken over from: the VM may have come back since. Its images
     stay, recorded as leftovers: the next protection reuses them, a migration replaces them. Raises
-    HostDownError, StorageError, OperationFailedError (its QEMU does not end).
+    HostDownError, StaleHomeStaysError, OperationFailedError (its QEMU does not end).
     """
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
     await end_stale(stale)
+    try:
+        await _remove_ended(host, stale)
+    except StorageError as exc:
+        raise StaleHomeStaysError(host, name, exc) from exc
+
+
+async def _remove_ended(host: Host, stale: Vm) -> None:
     if not await _is_there(host, stale):
         return
     is_noted = await _noted(host, stale)

@@ -14,7 +14,11 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import TAKE_ALONE, ask
-from vmckpt.replicate.operator.leftovers import remove_stale_home, remove_taken_over
+from vmckpt.replicate.operator.leftovers import (
+    StaleHomeStaysError,
+    remove_stale_home,
+    remove_taken_over,
+)
 from vmckpt.replicate.operator.sides import (
     BEGIN_S,
     ReplicaSide,
@@ -183,15 +187,17 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
 
 
 async def _left(name: str, status: ReplicaStatus, hosts: Iterable[Host]) -> list[str]:
-    """Remove what the old primary has; returns the message if it does not answer."""
+    """Remove what the old primary has; returns the message if that is not possible now."""
+    old = status.primary
     try:
         await settle(name, hosts)
     except HostDownError as exc:
-        old = status.primary
         return [
             f"{old} does not answer ({exc.why}): what it still has of '{name}' is removed by "
             "the next command that reaches it, and never started"
         ]
+    except StaleHomeStaysError as exc:
+        return [f"{exc}; it is never started"]
     return []
 
 
@@ -205,6 +211,21 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
         return True
     is_settled = await _settled_by_sides(name, all_hosts)
     return await _settled_by_claims(name, all_hosts) or is_settled
+
+
+async def home_besides_stale(name: str, hosts: Iterable[Host]) -> tuple[Vm, str] | None:
+    """Like `settle`, of a VM that two hosts have: its home, if only one is not stale; and why what
+    is stale was not removed, or "".
+    """
+    all_hosts, stays, why = tuple(hosts), "", ""
+    try:
+        if not await settle(name, all_hosts):
+            return None
+    except StaleHomeStaysError as exc:
+        stays, why = exc.host_name, str(exc)
+    answers = await ask_every(all_hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None and vm.host.name != stays]
+    return (homes[0], why) if len(homes) == 1 else None
 
 
 async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
