@@ -3,7 +3,7 @@
 `lease/standby.py` decides the next step from the arbiter's records and what was heard. The standby
 takes the term before it fences the primary: a primary that continued alone has recorded that, and
 is not fenced; one that wants to is refused. It takes no term before its disks have all writes:
-until then a primary that is well, or its recovery, goes on with the guest.
+until then a primary that is well, or its recovery, continues the guest.
 """
 
 import asyncio
