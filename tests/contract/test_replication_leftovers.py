@@ -1093,11 +1093,12 @@ def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it(
     asyncio.run(begin._require_new(vm, hosts[1]))
 
 
+@pytest.mark.parametrize("how", ["read-only", "stuck in the kernel"])
 def test_a_stale_home_that_cannot_be_removed_keeps_nothing_from_the_vm(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The old host's disk fails, for which the guest was handed over, and is read-only by now: each
-    command on the VM failed, and `keep` left it unprotected.
+    """The old host's disk fails, for which the guest was handed over, and is read-only by now, or
+    its QEMU hangs on it: each command on the VM failed, and `keep` left it unprotected.
     """
 
     def read_only(_: str) -> Exception:
@@ -1110,7 +1111,10 @@ def test_a_stale_home_that_cannot_be_removed_keeps_nothing_from_the_vm(
     said = {"role": "standby", "state": "promoted", "run": "1", "primary": "a", "standby": "b"}
     said |= {"qemu_id": "new", "primary_qemu_id": "old", "took_over_ms": 1.0}
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(said))
-    old = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=(Fault("remove", raises=read_only),))
+    fault = Fault("stop_for_good", answers=False)
+    if how == "read-only":
+        fault = Fault("remove", raises=read_only)
+    old = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=(fault,))
     both = old, hosts[1]
     monkeypatch.setattr("vmckpt.hosts.inventory.inventory.all_hosts", lambda: list(both))
     monkeypatch.setattr("vmckpt.vm.inventory.all_hosts", lambda: list(both))

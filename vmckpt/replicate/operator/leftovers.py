@@ -1,7 +1,13 @@
 """Removes what a replication leaves on a host that no longer needs it."""
 
 from vmckpt.deadlines import retry
-from vmckpt.errors import BusyError, OperationFailedError, OutcomeUnknownError, StorageError
+from vmckpt.errors import (
+    BusyError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
 from vmckpt.replicate.request import ServiceFiles, release_mark
@@ -15,12 +21,12 @@ from vmckpt.vm.superseded import note_superseded
 POLL_S, BUSY_S = 0.1, 30.0
 
 
-class StaleHomeStaysError(StorageError):
-    """A stale home on `host`, whose QEMU has ended, could not be removed: its storage fails, which
-    may be why the VM was taken over. It does not run.
+class StaleHomeStaysError(OperationFailedError):
+    """A stale home on `host` was not removed, or its QEMU has not ended after SIGKILL: its storage
+    fails, which may be why the VM was taken over. The guest never runs there again.
     """
 
-    def __init__(self, host: Host, name: str, exc: StorageError) -> None:
+    def __init__(self, host: Host, name: str, exc: VmckptError) -> None:
         super().__init__(
             f"what {host.name} still has of '{name}' cannot be removed",
             why=f"{exc.what}: {exc.why}",
@@ -34,19 +40,19 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
 
     Only what ran in the QEMU that was taken over from: the VM may have come back since. Its images
     stay, recorded as leftovers: the next protection reuses them, a migration replaces them. Raises
-    HostDownError, StaleHomeStaysError, OperationFailedError (its QEMU does not end).
+    HostDownError, StaleHomeStaysError.
     """
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
-    await end_stale(stale)
     try:
-        await _remove_ended(host, stale)
-    except StorageError as exc:
+        await _end_and_remove(host, stale)
+    except (StorageError, OperationFailedError) as exc:
         raise StaleHomeStaysError(host, name, exc) from exc
 
 
-async def _remove_ended(host: Host, stale: Vm) -> None:
+async def _end_and_remove(host: Host, stale: Vm) -> None:
+    await end_stale(stale)
     if not await _is_there(host, stale):
         return
     is_noted = await _noted(host, stale)
