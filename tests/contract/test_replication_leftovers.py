@@ -1108,8 +1108,10 @@ def test_a_stale_home_that_cannot_be_removed_keeps_nothing_from_the_vm(
     requested(hosts, tmp_path)
     record(tmp_path, "b/1", None)
     home(hosts[1], "new", Replaced("a", "old"))
-    said = {"role": "standby", "state": "promoted", "run": "1", "primary": "a", "standby": "b"}
-    said |= {"qemu_id": "new", "primary_qemu_id": "old", "took_over_ms": 1.0}
+    said = {
+        "role": "standby", "state": "promoted", "run": "1", "primary": "a", "standby": "b",
+        "qemu_id": "new", "primary_qemu_id": "old", "took_over_ms": 1.0,
+    }  # fmt: skip
     ServiceFiles.of(hosts[1], "web").status.write_text(json.dumps(said))
     fault = Fault("stop_for_good", answers=False)
     if how == "read-only":
@@ -1126,4 +1128,6 @@ def test_a_stale_home_that_cannot_be_removed_keeps_nothing_from_the_vm(
     assert (
         asyncio.run(keeping._inspect("web", both, None)).reason == "it runs on no host that answers"
     )
+    asyncio.run(stop("web", both))
+    assert not ServiceFiles.of(hosts[1], "web").path.exists()
     assert stale.directory.current.exists()

@@ -18,7 +18,7 @@ import pytest
 from tests.contract.test_replication_dead_ends import elsewhere, promoted_on, protected
 from tests.contract.test_replication_leftovers import WithoutArbiter, home, record, stands
 from tests.faulty_host import FaultyHost, silence
-from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import change_host
 from vmckpt.hosts.local import LocalHost
@@ -251,6 +251,45 @@ def test_a_keep_that_was_itself_suspended_ends_no_protection(
         asyncio.run(main())
     assert did == (["stop", "start"] if are_dead else [])
     assert len(heard) == 2
+
+
+def test_a_keep_goes_on_to_the_next_host_if_one_cannot_protect_the_vm(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk had failed, or its service was stuck: the others were never asked."""
+    vm, third = home(hosts[0], "old"), LocalHost("c", tmp_path / "c", "127.0.0.1")
+    stuck = ReplicaSide(hosts[1], ReplicaStatus(role=Role.STANDBY, state="silent"), answers=False)
+    asked = list[str]()
+
+    async def sides_(*_: object) -> list[ReplicaSide]:
+        return [stuck]
+
+    async def failed(host: str) -> None:
+        asked.append(host)
+        if host != "c":
+            raise OperationFailedError(f"{host} cannot", why="-", remedy="-")
+
+    async def stopped(*_: object) -> None:
+        await failed("stop")
+
+    async def started(_vm: Vm, standby: LocalHost, *_: object) -> None:
+        await failed(standby.name)
+
+    monkeypatch.setattr(keeping, "AGAIN_S", 0.1)
+    monkeypatch.setattr(keeping, "sides", sides_)
+    monkeypatch.setattr(keeping, "stop", stopped)
+    monkeypatch.setattr(keeping, "start", started)
+    options = ReplicationOptions("/leases")
+    every = (*hosts, third)
+
+    async def main() -> None:
+        kept = keep("web", every, lambda *_: options, new_run=lambda: "r", tell=lambda *_: None)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(kept, 2.0)
+
+    with running(vm):
+        asyncio.run(main())
+    assert asked == ["stop", "c"]
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

@@ -1,6 +1,7 @@
 """Keep a VM protected: whatever ended its protection, start it again as soon as possible."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -36,7 +37,8 @@ async def keep(
     tell: Tell,
     window: DailyWindow | None = None,
 ) -> None:
-    """Keep the VM protected; reports actions to `tell`, and each problem once.
+    """Keep the VM protected; reports actions to `tell`, and each problem once. If a host cannot
+    protect it, the next one is tried.
 
     On cancellation an unfinished start is undone; an existing protection stays. Raises UsageError:
     invalid options.
@@ -47,19 +49,21 @@ async def keep(
             why=f"only {hosts[0].name} is named" if hosts else "no host is named",
             remedy="name at least two hosts: vmckpt replicate keep VM HOST HOST...",
         )
-    again_s, last = AGAIN_S, ""
+    again_s, last, failures = AGAIN_S, "", Counter[str]()
     while True:
-        rest_s = CHECK_S
+        rest_s, tried = CHECK_S, ""
         try:
-            seen = await _inspect(name, hosts, window)
+            known = sorted(hosts, key=lambda host: failures[host.name])
+            seen = await _inspect(name, known, window)
             if seen.is_cut_off:  # or this process was suspended, and no answer came in time
-                seen = await _inspect(name, hosts, window)
+                seen = await _inspect(name, known, window)
             move, vm, reason, is_cut_off = seen
             if move is KeepingMove.PROTECT and vm is not None:
+                standby, tried = next(host for host in hosts if host.name == reason), reason
                 if is_cut_off:
                     await stop(name, _and_all(hosts), CopiesFate.KEEP)
-                standby = next(host for host in hosts if host.name == reason)
                 await start(vm, standby, options_of(vm, standby), new_run())
+                failures.clear()
                 tell("protected", f"{name} on {vm.host.name} is protected by {reason}")
             elif move is KeepingMove.FREE:
                 await stop(name, _and_all(hosts), CopiesFate.KEEP)
@@ -72,6 +76,7 @@ async def keep(
         except VmckptError as exc:
             if exc.kind == "usage":
                 raise
+            failures[tried] += 1
             stands, word = f"{exc.what}: {exc.why}; {exc.remedy}", "failed"
             rest_s, again_s = again_s, min(LONGEST_S, 2 * again_s)
         if stands and stands != last:
@@ -113,12 +118,16 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     vm = alive[0] if len(alive) == 1 else None
     known = await sides(name, reached)
     roles = [side.status.role for side in known if side.answers]
-    is_cut_off = any(not side.answers and not side.status.has_ended for side in known)
     is_cut_down = len(found) == 1 and not alive and _are_killed(known, found[0])
     is_time = window is None or window.has(datetime.now().time())  # noqa: DTZ005 - the operator's
     home, answering = vm.host.name if vm else "", frozenset(roles)
     view = KeepingView(home, answering, frozenset(up.given), is_time, is_cut_down)
     move, reason = decide(view, [host.name for host in hosts])
+    # What a service that is stuck holds on another host is not in the way.
+    ends = (home, reason) if move is KeepingMove.PROTECT else tuple(up.given)
+    is_cut_off = any(
+        side.host.name in ends and not side.answers and not side.status.has_ended for side in known
+    )
     return _Seen(move, vm, reason, is_cut_off)
 
 

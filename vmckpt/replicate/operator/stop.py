@@ -21,7 +21,7 @@ from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
 from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
-from vmckpt.replicate.operator.leftovers import end_waiting
+from vmckpt.replicate.operator.leftovers import StaleHomeStaysError, end_waiting
 from vmckpt.replicate.operator.operate import settle
 from vmckpt.replicate.operator.sides import (
     ReplicaSide,
@@ -79,8 +79,7 @@ async def stop(
             last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
-    with suppress(HostDownError):  # a home that is already stale does not have the guest
-        await settle(name, hosts)
+    await _settled(name, hosts)  # a home that is already stale does not have the guest
     if not (standby_is_dead or any(not side.status.is_primary for side in found)):
         await _require_no_other_home(name, found, hosts)
     if has_arbiter:
@@ -89,15 +88,25 @@ async def stop(
         )
     else:
         await _settle_standbys(name, found, copies)
-    with suppress(HostDownError):  # what an old primary still has is stale
-        await settle(name, hosts)
-    asking = await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
+    stays = await _settled(name, hosts)  # what an old primary still has is stale
+    others = [host for host in hosts if host.name != stays]
+    asking = await _require_may_run(name, found, others, standby_is_dead=standby_is_dead)
     if await hosts_with_overlays(name, hosts):
         await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
-        if side.host.name != asking:
+        if side.host.name not in (asking, stays):
             await _forget(name, side)
     return last
+
+
+async def _settled(name: str, hosts: Iterable[Host]) -> str:
+    """`settle`, as far as hosts answer; returns the host where a stale home stays, or ""."""
+    try:
+        with suppress(HostDownError):
+            await settle(name, hosts)
+    except StaleHomeStaysError as exc:
+        return exc.host_name
+    return ""
 
 
 def _only_copy_may_be_on(standby: Host, name: str) -> RefusedError:
