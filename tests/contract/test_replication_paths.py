@@ -139,6 +139,35 @@ def test_a_path_that_is_cut_both_ways_and_mended_never_looks_one_way(
     assert [state for state, _ in groupby(states)] == [HEARD, SILENT, HEARD]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_nothing_waits_for_the_name_of_a_second_address(
+    monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    """It was resolved for each heartbeat, and the lease was not renewed until the name server had
+    answered: without one, the guest was paused.
+    """
+    path = SecondPath(Hearing(Sender.PRIMARY, b"key"), "b", "127.0.0.2", "b.example")
+    asked, sent, there = list[str](), list[Any](), ("127.0.0.3", 9)
+
+    async def getaddrinfo(name: str, *_: object, **__: object) -> list[Any]:
+        asked.append(name)
+        if not answers:
+            await asyncio.Event().wait()
+        return [(None, None, None, None, there)]
+
+    async def main() -> None:
+        await path.open(None)
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        monkeypatch.setattr(path._transport, "sendto", lambda _, where: sent.append(where))
+        path.begin(9)
+        await asyncio.sleep(0.1)
+        path.close()
+
+    asyncio.run(main())
+    assert asked == ["b.example"]
+    assert set(sent) == ({there} if answers else set())
+
+
 def test_what_others_send_is_not_heard() -> None:
     async def main() -> None:
         async with both() as (primary, _):

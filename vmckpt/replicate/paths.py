@@ -7,8 +7,9 @@ lost: its term is not claimed, and the loss is reported.
 
 import asyncio
 import errno
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -76,8 +77,23 @@ class SecondPath(asyncio.DatagramProtocol):
             self._beating = asyncio.ensure_future(self._beat(self._transport, port))
 
     async def _beat(self, transport: asyncio.DatagramTransport, port: int) -> None:
+        there = await self._resolved(transport.get_extra_info("socket").family, port)
         while True:
-            transport.sendto(self._hearing.next_datagram(), (self.there, port))
+            transport.sendto(self._hearing.next_datagram(), there)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _resolved(self, family: int, port: int) -> Any:
+        """The other side's address. A name is resolved once, and in a thread: nothing else, the
+        lease least of all, may wait for a name server.
+        """
+        kind, numeric = socket.SOCK_DGRAM, socket.AI_NUMERICHOST
+        with suppress(socket.gaierror):  # a name
+            return socket.getaddrinfo(self.there, port, family, kind, flags=numeric)[0][4]
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(OSError, UnicodeError, RuntimeError):  # no answer, or no thread
+                found = await loop.getaddrinfo(self.there, port, family=family, type=kind)
+                return found[0][4]
             await asyncio.sleep(HEARTBEAT_S)
 
     def close(self) -> None:
