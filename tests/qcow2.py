@@ -24,14 +24,15 @@ def read_qcow2(path: Path) -> bytes:
     return bytes(found)
 
 
-def with_snapshots(path: Path, *snapshots: tuple[str, int]) -> None:
+def with_snapshots(path: Path, *snapshots: tuple[str, float]) -> None:
     """A qcow2 image's header and table of snapshots."""
     head = struct.pack(">4sI52xIQ", b"QFI\xfb", 3, len(snapshots), 512)
     table = b""
     for number, (name, taken_unix_s) in enumerate(snapshots):
         words = str(number).encode(), name.encode()
         sizes = map(len, words)
-        one = struct.pack(">QIHHIIQII", 0, 0, *sizes, taken_unix_s, 0, 0, 0, 16)
+        taken = divmod(round(taken_unix_s * 1e9), 10**9)
+        one = struct.pack(">QIHHIIQII", 0, 0, *sizes, *taken, 0, 0, 16)
         one += bytes(16) + b"".join(words)
         table += one.ljust(-(-len(one) // 8) * 8, b"\0")
     path.write_bytes(head.ljust(512, b"\0") + table)

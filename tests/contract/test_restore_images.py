@@ -460,10 +460,11 @@ def test_nor_are_the_disks_alone(host: LocalHost, monkeypatch: pytest.MonkeyPatc
         ([], ""),
         ([("later", 200)], ""),
         ([("golden", 50), ("later", 200), ("first", 1)], "golden, first"),
+        ([("golden", 100.4), ("later", 100.6)], "golden"),
     ],
 )
 def test_internal_snapshots_from_before_the_checkpoint_stay(
-    host: LocalHost, snapshots: list[tuple[str, int]], lost: str, *, whole: bool
+    host: LocalHost, snapshots: list[tuple[str, float]], lost: str, *, whole: bool
 ) -> None:
     """The new image had none, and nothing said so: only what came later was said to be lost."""
     image = host.state_dir / "web.qcow2"

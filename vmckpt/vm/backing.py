@@ -19,7 +19,7 @@ class ImageSnapshot(NamedTuple):
     """An internal snapshot in an image."""
 
     name: str
-    taken_unix_s: int
+    taken_unix_s: float
 
 
 async def backing_of(host: Host, path: Path) -> str | None:
@@ -72,7 +72,8 @@ async def snapshots_of(host: Host, path: Path) -> list[ImageSnapshot]:
         id_bytes, name_bytes = int.from_bytes(fixed[12:14]), int.from_bytes(fixed[14:16])
         name_at = at + _SNAPSHOT_BYTES + int.from_bytes(fixed[36:40]) + id_bytes
         name = table[name_at : name_at + name_bytes].decode(errors="replace")
-        found.append(ImageSnapshot(name, int.from_bytes(fixed[16:20])))
+        taken_unix_s = int.from_bytes(fixed[16:20]) + int.from_bytes(fixed[20:24]) / 1e9
+        found.append(ImageSnapshot(name, taken_unix_s))
         at = -(-(name_at + name_bytes) // 8) * 8
     return found if len(found) == number else [*found, ImageSnapshot("?", 0)]
 
