@@ -106,6 +106,8 @@ def test_a_fork_is_a_domain_like_any_other(taken: Machines) -> None:
     made.ok("vm", "rm", FORKS[1], "--disks")
     made.ok("checkpoint", "create", FORKS[0], "--name", "of-fork")
     made.ok("checkpoint", "restore", "of-fork", "--in-place", "--yes")
+    free = lambda: made.ok("vm", "show", FORKS[0])["operation"] is None  # noqa: E731
+    eventually(free, 60, "all memory to be loaded")
     made.ok("vm", "stop", FORKS[0], "--force")
     made.ok("vm", "start", FORKS[0])
     made.ok("vm", "stop", FORKS[0], "--force")
