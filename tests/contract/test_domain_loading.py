@@ -19,6 +19,8 @@ from vmckpt.checkpoint.domains import arriving, loading
 from vmckpt.checkpoint.domains.arriving import PagedMemory, SharedContent
 from vmckpt.checkpoint.domains.loading import DomainLoading
 from vmckpt.checkpoint.domains.missing import paging_files
+from vmckpt.checkpoint.domains.record import PendingDomain, Phase, image_of
+from vmckpt.checkpoint.domains.restore import DomainRestoring
 from vmckpt.checkpoint.domains.save_image import image_head
 from vmckpt.checkpoint.restore.paging import PagerProcess
 from vmckpt.checkpoint.restore.requests import CheckpointSource
@@ -166,6 +168,31 @@ def test_memory_that_comes_later_is_not_in_it(bench: Bench) -> None:
     assert bench.stream == plain_begin(HEAD) + plain_page(HEAD, 0, bench.mark) + end()
     assert bench.loading.loaded_before == ""
     assert bench.is_paged == [True]
+
+
+def test_a_guest_that_may_not_continue_leaves_no_pager_and_no_files(bench: Bench) -> None:
+    """Another VM of its group did not start, when this one's new guest ran already."""
+    ended = list[str]()
+
+    async def destroy(uuid: str) -> None:
+        ended.append(uuid)
+
+    async def void() -> None:
+        raise OperationFailedError("the group was given up", why="-", remedy="-")
+
+    session: Any = SimpleNamespace(restore=bench.libvirt.restore, destroy=destroy)
+    member: Any = SimpleNamespace(all_running=void)
+    pending = PendingDomain("dom", UUID, "abcd0123", (), True, True, "", Phase.SWITCHING)
+    bench.pipe = image_of(bench.host, pending)
+    bench.pipe.parent.mkdir(parents=True)
+    none: Any = None
+    work = DomainRestoring(bench.plan, none, none, host=bench.host, session=session, old=none)
+    start: Any = SimpleNamespace(start=lambda *_: work._started(bench.loading, pending, member))
+    with pytest.raises(OperationFailedError, match="given up"):
+        bench.start(lazily=True, loading=start)
+    assert ended == [UUID]
+    assert bench.is_paged == [False]
+    assert not paging_files(bench.host, UUID).path.exists()
 
 
 def refuse() -> None:

@@ -18,6 +18,7 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
+from vmckpt.vm.backing import base_of_its_own
 from vmckpt.vm.images import HostImage, images_of, remove_image, remove_own
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
@@ -269,22 +270,34 @@ def test_the_base_of_a_forked_domains_disk_goes_with_it_and_other_forks_keep_the
     folder = tmp_path / "disks"
     folder.mkdir()
     for number in (1, 2):
-        overlay(folder / f"copy-{number}-0.qcow2", str(folder / f"copy-{number}-0-base.raw"))
-    (folder / "copy-1-0-base.raw").write_bytes(b"x")
-    (folder / "copy-2-0-base.raw").hardlink_to(folder / "copy-1-0-base.raw")
+        overlay(folder / f"copy-{number}-0.qcow2", str(folder / f"copy-{number}-0.vmckpt-base.raw"))
+    (folder / "copy-1-0.vmckpt-base.raw").write_bytes(b"x")
+    (folder / "copy-2-0.vmckpt-base.raw").hardlink_to(folder / "copy-1-0.vmckpt-base.raw")
     (folder / "by-hand-base.raw").write_bytes(b"x")
     overlay(folder / "other.qcow2", str(folder / "by-hand-base.raw"))
-    first = [str(folder / name) for name in ("copy-1-0.qcow2", "copy-1-0-base.raw")]
+    first = [str(folder / name) for name in ("copy-1-0.qcow2", "copy-1-0.vmckpt-base.raw")]
     done = asyncio.run(remove_own(host, [folder / "copy-1-0.qcow2"]))
     assert done == (first, {})
-    assert (folder / "copy-2-0-base.raw").read_bytes() == b"x"
+    assert (folder / "copy-2-0.vmckpt-base.raw").read_bytes() == b"x"
     # What others are based on by that name stays, and so does what is no fork's.
-    overlay(folder / "by-hand.qcow2", str(folder / "copy-2-0-base.raw"))
+    overlay(folder / "by-hand.qcow2", str(folder / "copy-2-0.vmckpt-base.raw"))
     removed, kept = asyncio.run(remove_own(host, [folder / "copy-2-0.qcow2"]))
     assert removed == [str(folder / "copy-2-0.qcow2")]
-    assert kept == {str(folder / "copy-2-0-base.raw"): "image by-hand.qcow2"}
+    assert kept == {str(folder / "copy-2-0.vmckpt-base.raw"): "image by-hand.qcow2"}
     assert asyncio.run(remove_own(host, [folder / "other.qcow2"]))[1] == {}
     assert (folder / "by-hand-base.raw").exists()
+
+
+def test_a_base_that_its_user_named_after_an_image_stays(host: LocalHost, tmp_path: Path) -> None:
+    """`web-base.qcow2` below `web.qcow2` went with it: as people name images that they keep."""
+    folder = tmp_path / "disks"
+    folder.mkdir()
+    base, image = folder / "web-base.raw", folder / "web.qcow2"
+    base.write_bytes(b"x")
+    overlay(image, str(base))
+    assert asyncio.run(base_of_its_own(host, image)) is None
+    assert asyncio.run(remove_own(host, [image])) == ([str(image)], {})
+    assert base.read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("enter", [[], IN_GERMAN], ids=["english", "german"])

@@ -113,6 +113,31 @@ def test_the_content_is_the_files_until_it_is_written(content: Path, become: lis
         assert held_by_files(one.pid, span) == [(span[0], span[0] + 2 * PAGE)]
 
 
+def test_while_it_is_opened_its_user_may_read_the_file_and_nobody_may_write_it(
+    content: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was that user's for a moment: one of its QEMUs could keep it open for writing."""
+    found = list[str]()
+
+    def tried(user: str, *words: str) -> str:
+        command = ["setpriv", f"--reuid={user}", "--clear-groups", *words, str(content)]
+        done = subprocess.run(command, check=False, capture_output=True)
+        return f"{words[0]} {done.returncode == 0}"
+
+    def trying(*_: object, **__: object) -> "subprocess.CompletedProcess[str]":
+        monkeypatch.undo()
+        owner = ("cat",), ("chmod", "666"), ("truncate", "-s0"), ("rm", "-f")
+        found.extend(tried(NOBODY, *words) for words in owner)
+        found.append(tried("65533", "cat"))
+        return subprocess.CompletedProcess([], 0, "0", "")
+
+    with holder("setpriv", f"--reuid={NOBODY}", "--clear-groups") as one:
+        monkeypatch.setattr(subprocess, "run", trying)
+        give_content(one.pid, one.ram, content)
+    assert found == ["cat True", "chmod False", "truncate False", "rm False", "cat False"]
+    assert is_private(content)
+
+
 @pytest.mark.parametrize(("call", "name"), [(2, "open"), (9, "mmap"), (28, "madvise")])
 def test_a_filter_that_forbids_it_is_read_and_nothing_was_changed(
     content: Path, call: int, name: str

@@ -86,8 +86,8 @@ def test_they_share_memory_and_disks_and_each_is_right(taken: Machines) -> None:
         print(name, shared // MIB, alone // MIB)
         assert shared > 16 * MIB
         assert alone > 0
-    blocks = [made.inside("lab-a", "stat", "-c%i %h", f"{OWN_DISK.parent}/{name}-0-base.qcow2")
-              for name in FORKS]  # fmt: skip
+    bases = [OWN_DISK.parent / f"{name}-0.vmckpt-base.qcow2" for name in FORKS]
+    blocks = [made.inside("lab-a", "stat", "-c%i %h", str(base)) for base in bases]
     assert blocks[0].stdout == blocks[1].stdout
     assert blocks[0].stdout.split()[1] == "2"
     made.virsh("lab-a", "resume", GUEST.name)

@@ -159,15 +159,15 @@ def test_a_forks_images_are_overlays_beside_bases_of_its_own_name() -> None:
     assert [(one.image, one.base) for one in plan.disks] == [
         (
             ImageFile(Path("/i/web-2-0.qcow2"), "qcow2"),
-            ImageFile(Path("/i/web-2-0-base.qcow2"), "qcow2"),
+            ImageFile(Path("/i/web-2-0.vmckpt-base.qcow2"), "qcow2"),
         ),
         (
             ImageFile(Path("/var/lib/libvirt/images/web-2-2.qcow2"), "qcow2"),
-            ImageFile(Path("/var/lib/libvirt/images/web-2-2-base.raw"), "raw"),
+            ImageFile(Path("/var/lib/libvirt/images/web-2-2.vmckpt-base.raw"), "raw"),
         ),
     ]
     # A restore that is cut off removes both, and libvirt is given the overlay.
-    assert {one.path for one in plan.images} >= {Path("/i/web-2-0-base.qcow2")}
+    assert {one.path for one in plan.images} >= {Path("/i/web-2-0.vmckpt-base.qcow2")}
     written = [part for part in parts_of(plan.xml).disks if not part.read_only]
     assert [str(part.path) for part in written] == [str(one.image.path) for one in plan.disks]
     assert "-base" not in plan.xml

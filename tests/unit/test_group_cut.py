@@ -91,6 +91,7 @@ class Guest:
             await asyncio.sleep(self.capture_s)
             if hold.may_run is not None:
                 await hold.may_run()
+            hold.runs()
         finally:
             self.stands_still, self.runs_s = False, _now_s()
 
@@ -265,6 +266,17 @@ def test_a_guest_whose_output_nothing_holds_runs_when_all_are_paused() -> None:
     assert not virtual_time.run(_play(alone, NEVER_S)).commits
     assert alone[0].runs_s - alone[0].held_s == pytest.approx(MOST_S)
     assert not any(guest.is_committed for guest in alone)
+
+
+@pytest.mark.parametrize("pauses_guest", [False, True])
+def test_a_guest_that_its_guard_resumed_while_it_was_captured_spoils_it(
+    *, pauses_guest: bool
+) -> None:
+    """It was told in time that all are paused, but its disks or devices came later."""
+    late = Guest(0.0, 0.01, MOST_S, 0.0, 0.001, pauses_guest=pauses_guest)
+    guests = [late, Guest(0.0, 0.01, 0.01, 0.0, 0.001)]
+    assert not virtual_time.run(_play(guests, NEVER_S)).commits
+    assert not any(guest.is_committed for guest in guests)
 
 
 def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:

@@ -368,7 +368,12 @@ class Taking:
             if hold is None:
                 return await capture.epoch(0, also=also)
             return await capture.epoch(
-                0, also=also, before=hold.begin, at_stop=hold.stopped, may_run=hold.may_run
+                0,
+                also=also,
+                before=hold.begin,
+                at_stop=hold.stopped,
+                may_run=hold.may_run,
+                at_run=hold.runs,
             )
 
         return await self._member.cut(output, self._tell_guard, together)

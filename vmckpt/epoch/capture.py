@@ -203,6 +203,7 @@ class Capture:
         also: InPause | None = None,
         before: InPause | None = None,
         may_run: Callable[[], Awaitable[object]] | None = None,
+        at_run: Callable[[], None] | None = None,
     ) -> Epoch:
         """Everything that changed since the last pass, at one moment; output moves to the next
         buffer.
@@ -210,13 +211,14 @@ class Capture:
         `at_stop` is called at that moment, and its errors are raised; `also` returns commands for
         the same pause, after the devices were saved. (By a migration, unless `saves_devices`: QEMU
         has then released its disks.) `before` returns commands that are sent together with the
-        stop, and executed before it. The guest is resumed when all is done and `may_run` returns;
-        without `resume_guest` it stays paused. Raises StandsStillError: it is not running;
-        OperationFailedError: QEMU does not deliver the state of its devices.
+        stop, and executed before it. The guest is resumed when all is done and `may_run` returns,
+        and `at_run` is called then; without `resume_guest` it stays paused. Raises
+        StandsStillError: it is not running; OperationFailedError: QEMU does not deliver the state
+        of its devices.
         """
         first = (lambda: [self._require_running(), *before()]) if before else None
         if self.saves_devices():
-            resumed = partial(self._resume_when, may_run) if resume_guest else None
+            resumed = partial(self._resume_when, may_run, at_run) if resume_guest else None
             return await self._saved(number, at_stop, also, first, resumed)
         await self._require_running()
         async with device_migration(self._monitor) as migration:
@@ -237,7 +239,7 @@ class Capture:
                     await finish(self._let_run_after(exc))
                     raise
                 if resume_guest:
-                    await to_the_end(self.resume())
+                    await to_the_end(self._resume_when(None, at_run))
                 paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
 
@@ -278,10 +280,16 @@ class Capture:
         """Resume the guest if it does not run."""
         await resume(self._monitor)
 
-    async def _resume_when(self, may_run: Callable[[], Awaitable[object]] | None) -> None:
+    async def _resume_when(
+        self,
+        may_run: Callable[[], Awaitable[object]] | None,
+        at_run: Callable[[], None] | None,
+    ) -> None:
         if may_run is not None:
             await may_run()
         await self.resume()
+        if at_run is not None:
+            at_run()
 
     async def release(self) -> None:
         """Release the output of the epochs captured so far: they are safe."""

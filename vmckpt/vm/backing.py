@@ -13,6 +13,8 @@ _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
 # Up to the offset of the snapshot table; a snapshot without its id and name; as much of the table
 # as is read.
 _LONGER_HEAD_BYTES, _SNAPSHOT_BYTES, _MOST_TABLE_BYTES = 72, 40, 1 << 20
+# Between the name of a forked domain's disk and the format of its base.
+_BASE = ".vmckpt-base."
 
 
 class ImageSnapshot(NamedTuple):
@@ -34,8 +36,11 @@ async def backing_of(host: Host, path: Path) -> str | None:
 
 
 def base_beside(overlay: Path, kind: str) -> Path:
-    """Where the base of a forked domain's overlay is: a name of that image for this fork alone."""
-    return overlay.with_name(f"{overlay.stem}-base.{kind}")
+    """Where the base of a forked domain's overlay is: a name of that image for this fork alone.
+
+    It goes with the overlay, and so is no name that an image of the user's has.
+    """
+    return overlay.with_name(f"{overlay.stem}{_BASE}{kind}")
 
 
 async def base_of_its_own(host: Host, path: Path, now: Path | None = None) -> Path | None:

@@ -83,6 +83,11 @@ class DomainLoading:
         if self._memory is not None:
             await self._memory.complete()
 
+    async def give_up(self) -> None:
+        """Its guest, which ran, was ended: let nothing wait for its memory."""
+        if self._memory is not None:
+            await self._memory.give_up()
+
     async def _with_pages(self, started: "asyncio.Future[None]") -> None:
         """Wait for what may wait for pages. Raises OperationFailedError: they cannot come."""
 

@@ -348,6 +348,7 @@ class DomainRestoring:
             await member.all_running()
         except VmckptError:
             await finish(self._session.destroy(pending.uuid))
+            await finish(loading.give_up())
             raise
         await write_down(self._host, pending.at(Phase.RUNNING))
 

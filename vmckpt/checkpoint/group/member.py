@@ -91,12 +91,13 @@ class OutputHold(NamedTuple):
     """For `Capture.epoch` of a member of a group.
 
     `begin`: commands that begin to hold the guest's output; `stopped`: to be called when the guest
-    is paused; `may_run`: to be awaited before it is resumed.
+    is paused; `may_run`: to be awaited before it is resumed; `runs`: to be called when it was.
     """
 
     begin: InPause
     stopped: Callable[[], None]
     may_run: Callable[[], Awaitable[object]] | None
+    runs: Callable[[], None]
 
 
 class Alone:
@@ -226,7 +227,7 @@ class Member:
         await self.receive("cut", TOGETHER_S)
         now_s = asyncio.get_running_loop().time
         began_s, stopping_unix_s = now_s(), time.time()
-        stopped_unix_s = runs_unix_s = held_s = 0.0
+        stopped_unix_s = runs_unix_s = held_s = paused_s = 0.0
         tell_guard(f"free {_boottime_s() + self.most_s}")
         released = asyncio.Event()
 
@@ -235,12 +236,13 @@ class Member:
             stopped_unix_s = time.time()
             self.send("stopped")
 
+        def runs() -> None:
+            nonlocal runs_unix_s, paused_s
+            runs_unix_s, paused_s = time.time(), now_s() - began_s
+
         async def captured() -> T:
-            nonlocal runs_unix_s
             may_run = released.wait if output.pauses_guest else None
-            found = await capture(OutputHold(output.begin, stopped, may_run))
-            runs_unix_s = time.time()
-            return found
+            return await capture(OutputHold(output.begin, stopped, may_run, runs))
 
         async def let_go() -> float:
             nonlocal held_s
@@ -263,6 +265,8 @@ class Member:
         tell_guard("free inf")
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
+        if paused_s >= self.most_s:  # its guard has resumed it, perhaps before all was captured
+            raise given_up(f"its guest could be paused for {self.most_s:g} s only")
         self.send("captured")
         await self.receive("store", TOGETHER_S)
         return found

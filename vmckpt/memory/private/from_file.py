@@ -1,13 +1,17 @@
 """Give a process's private memory the content of a file: a page is the file's until it is written.
 
 So processes that have the same content share its memory. The process itself opens and maps the
-file; for that moment its user may read it, and pass through its directory.
+file; for that moment its user may read it, and pass through its directory. The file stays this
+user's: its owner could also write it, and so the memory of all who share it.
 """
 
 import errno
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +22,10 @@ if TYPE_CHECKING:
 
 # Of madvise(2), as QEMU has it for a guest's RAM: no copy in children, none in core dumps.
 _DONTFORK, _DONTDUMP = 10, 16
-_PASSABLE, _PRIVATE_DIR, _READABLE, _PRIVATE = 0o711, 0o700, 0o400, 0o600
+# linux/posix_acl_xattr.h: its version, then entries of a tag, a permission and an id.
+_ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
+_OWNER, _USER, _GROUP, _MASK, _OTHERS, _NO_ID = 1, 2, 4, 16, 32, 0xFFFFFFFF
+_READ, _PASS = 4, 1
 
 
 def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
@@ -29,10 +36,7 @@ def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
     """
     user = _user_of(pid)
     words = [str(pid), str(path), str(ram.start), str(ram.size_bytes)]
-    try:
-        path.chmod(_READABLE)
-        os.chown(path, user, -1)
-        path.parent.chmod(_PASSABLE)
+    with _allowed(path, user, _READ), _allowed(path.parent, user, _PASS):
         child = subprocess.run(
             [sys.executable, "-I", "-m", "vmckpt.memory.private.from_file", *words],
             stdin=subprocess.DEVNULL,
@@ -41,10 +45,6 @@ def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
             start_new_session=True,
             check=False,
         )
-    finally:
-        path.parent.chmod(_PRIVATE_DIR)
-        os.chown(path, os.geteuid(), -1)
-        path.chmod(_PRIVATE)
     code, _, why = child.stdout.strip().partition(" ")
     if not code:
         raise ChildProcessError(
@@ -52,6 +52,26 @@ def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
         )
     if code != "0":
         raise OSError(int(code), why)
+
+
+@contextmanager
+def _allowed(path: Path, user: int, permission: int) -> Iterator[None]:
+    """Give one more user a permission for a private file or directory, for the block."""
+    mode = path.stat().st_mode & 0o700
+    entries = (
+        (_OWNER, mode >> 6, _NO_ID),
+        (_USER, permission, user),
+        (_GROUP, 0, _NO_ID),
+        (_MASK, permission, _NO_ID),
+        (_OTHERS, 0, _NO_ID),
+    )
+    try:
+        os.setxattr(path, _ACL, _VERSION + b"".join(_ENTRY.pack(*entry) for entry in entries))
+        yield
+    finally:
+        path.chmod(mode)  # at once: the mask is part of the mode
+        os.removexattr(path, _ACL)
+        path.chmod(mode)
 
 
 def main() -> None:

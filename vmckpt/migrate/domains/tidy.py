@@ -95,7 +95,9 @@ async def leave_on_destination(
         paths = [Path(disk.source) for disk in journal.disks if not disk.keep]
         bases = await all_of(base_of_its_own(source, path) for path in paths)
         await hand_over_files(source, destination, journal.run, journal.disks, note)
-        await remove_own(source, [base for base in bases if base is not None])
+        _, kept = await remove_own(source, [base for base in bases if base is not None])
+        for path, why in kept.items():
+            note(f"{path} stays on {source.name}: {why}")
         # They must never be removed again: the domain may return to where they were.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
