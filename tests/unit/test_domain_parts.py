@@ -238,6 +238,16 @@ def test_a_copy_does_not_write_into_the_originals_log() -> None:
     assert root.find("devices/serial/log") is None
 
 
+def test_a_copy_has_a_tpm_of_its_own() -> None:
+    """It wrote to the state of the original's TPM, where the XML says where that is."""
+    source = "<source type='dir' path='/srv/tpm'/>"
+    tpm = f"<tpm><backend type='emulator' version='2.0'>{source}</backend></tpm>"
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    root = ElementTree.fromstring(as_copy(changed("<video>", f"{tpm}<video>"), new))
+    assert root.find("devices/tpm/backend[@version='2.0']") is not None
+    assert root.find("devices/tpm/backend/source") is None
+
+
 def test_xml_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError):
         parts_of("<domain")

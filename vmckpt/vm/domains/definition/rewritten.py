@@ -101,8 +101,7 @@ def as_copy(xml: str, new: DomainIdentity) -> str:
             element = ElementTree.SubElement(root, tag)
         element.text = text
     _require_own_arguments(root, new.name)
-    for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
-        entry.text = new.uuid
+    _change_platform(root, new)
     for metadata in root.iterfind("metadata"):
         for own in metadata.findall(_HEARTBEATS):
             metadata.remove(own)
@@ -130,6 +129,14 @@ def _require_own_arguments(root: ElementTree.Element, name: str) -> None:
                 "copy would share what that names",
                 remedy="restore the domain itself: --in-place, or where there is none of its name",
             )
+
+
+def _change_platform(root: ElementTree.Element, new: DomainIdentity) -> None:
+    for entry in root.iterfind("sysinfo/system/entry[@name='uuid']"):
+        entry.text = new.uuid
+    for backend in root.iterfind("devices/tpm/backend"):
+        for source in backend.findall("source"):
+            backend.remove(source)  # libvirt has a place for each domain's state
 
 
 def _change_graphics(graphics: ElementTree.Element) -> None:
