@@ -311,6 +311,10 @@ def test_what_leaves_its_directory_alone_keeps_relative_paths() -> None:
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
         ('-machine {"type":"q35"}', "in JSON"),
+        ("-set chardev.c.path=/run/c.sock", "not of a device of the guest's"),
+        ("-set netdev.n.hostfwd=tcp::2222-:22", "not of a device of the guest's"),
+        ("-set drive.d.file=/x.qcow2", "not of a device of the guest's"),
+        ("-set device.n.romfile=/x.rom", "names a file"),
         ("-device scsi-hd,drive=base", "no longer uses 'base'"),
         ("-device virtio-blk-pci,drive=d,share-rw=on", "may write to its disk, too"),
         ('-device {"driver":"scsi-hd","drive":"d","share-rw":true}', "may write to its disk, too"),
@@ -321,6 +325,11 @@ def test_what_cannot_be_carried_is_refused_by_name(line: str, words: str) -> Non
         rewrite("web", facts(line))
     assert words in refused.value.why
     assert refused.value.remedy
+
+
+def test_settings_of_the_guests_devices_are_kept() -> None:
+    for given in ("device.n.mac=52:54:00:00:00:01", "drive.d.cache=none"):
+        assert f"-set {given}" in written(rewrite("web", facts(f"-set {given}")))
 
 
 def test_every_refusal_is_told_at_once() -> None:

@@ -21,6 +21,10 @@ _TAP_HOST_KEYS = (
 )  # fmt: skip
 # The name of the first serial port's character device if it has none.
 FIRST_SERIAL = "vmckpt-serial1"
+# In -set: how a drive is accessed, whatever its image.
+_TUNED = re.compile(
+    r"drive\.[^.]+\.(cache|cache\.\w+|aio|discard|detect-zeroes|[rw]error|throttling\.[\w-]+)="
+)
 _FORWARD = re.compile(r"(?:tcp)?:[^:]*:(\d+)-")
 
 
@@ -95,6 +99,17 @@ def default_console(draft: Draft) -> None:
     """QEMU's default serial port, on a socket."""
     if draft.ports["serial"] == 0 and "serial0" in draft.facts.labels:
         port(draft, Option("serial", "vc"))
+
+
+def setting(draft: Draft, option: Option) -> None:
+    """-set: it counts, whatever the option says that it changes, which is rewritten."""
+    value = option.value or ""
+    if not value.startswith("device.") and not _TUNED.match(value):
+        draft.refuse_option(option, "it is not of a device of the guest's")
+    elif "/" in value:
+        draft.refuse_option(option, "it names a file")
+    else:
+        draft.add("set", value)
 
 
 def network(draft: Draft, option: Option) -> None:

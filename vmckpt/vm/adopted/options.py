@@ -38,7 +38,7 @@ def _named(fate: OptionFate, *words: str) -> dict[str, OptionFate]:
 WITH_VALUE = (
     _named(
         OptionFate.KEEP,
-        "m smp cpu global set uuid rtc numa vga watchdog watchdog-action action icount",
+        "m smp cpu global uuid rtc numa vga watchdog watchdog-action action icount",
         "overcommit sandbox g prom-env usbdevice semihosting-config iscsi",
     )
     | _named(OptionFate.FILE, "kernel initrd dtb bios shim")
@@ -54,7 +54,7 @@ WITH_VALUE = (
         OptionFate.REWRITE,
         "machine M drive hda hdb hdc hdd cdrom fda fdb sd mtdblock pflash blockdev device netdev",
         "nic net object chardev serial parallel debugcon audiodev audio fw_cfg smbios acpitable",
-        "option-rom boot",
+        "option-rom boot set",
     )
     | _named(
         OptionFate.REFUSE,

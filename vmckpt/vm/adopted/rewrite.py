@@ -142,6 +142,7 @@ _HANDLERS: Mapping[str, Callable[[Draft, Option], None]] = (
         "chardev": host_ends.chardev,
         "device": devices.device,
         "object": devices.object_,
+        "set": host_ends.setting,
     }
 )
 
