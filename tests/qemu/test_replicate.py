@@ -203,6 +203,8 @@ def test_a_guest_that_goes_on_alone_moves_to_its_standbys_host_and_back() -> Non
         for pid in services(made, "standby"):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: not services(made, "primary"), 30, "it goes on alone")
+        free = lambda: made.ok("vm", "show", NAME)["operation"] is None  # noqa: E731
+        eventually(free, 30, "its protection to be cleaned up")
         made.ok("migrate", NAME, "lab-b")
         assert made.ok("replicate", "start", NAME, "lab-a")["state"] == "protected"
         made.ok("replicate", "failover", NAME)
