@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # What vmckpt does only with VMs that it runs.
 OwnOnly = Literal["autostart", "devices", "edit", "export", "network", "replicate", "other"]
-_OWN_SPEC = (
-    "shut {name} down, and run its disks from a spec of vmckpt's own: vmckpt vm run SPEC.toml; "
-    "docs/spec.md says what a spec has"
+_IMPORTED = (
+    "shut {name} down, and make it a VM of vmckpt's own: vmckpt vm import {name}; docs/libvirt.md "
+    "says what differs then"
 )
 _INSTEAD: dict[OwnOnly, tuple[str, str]] = {
     "autostart": ("libvirt starts it", "on {host}: virsh autostart {name}"),
@@ -42,9 +42,9 @@ _INSTEAD: dict[OwnOnly, tuple[str, str]] = {
     "network": ("libvirt manages its NICs", "on {host}: virsh domif-setlink {name} NIC up|down"),
     "replicate": (
         "an epoch needs the memory and the monitor of a QEMU of vmckpt's own",
-        f"schedule checkpoints: vmckpt schedule add {{name}} --every 15m; or {_OWN_SPEC}",
+        f"schedule checkpoints: vmckpt schedule add {{name}} --every 15m; or {_IMPORTED}",
     ),
-    "other": ("vmckpt does this only with VMs of its own", _OWN_SPEC),
+    "other": ("vmckpt does this only with VMs of its own", _IMPORTED),
 }
 
 
