@@ -123,6 +123,7 @@ def test_a_name_in_use_fails_its_fork_alone(taken: Machines) -> None:
     assert done.code == 7
     failed, ran = done.result["forks"]
     assert "there is a VM 'copy-1' already" in failed["error"]
+    assert "choose another name for the forks (--name)" in failed["error"]
     assert ran["error"] == ""
     for name in FORKS:
         made.ok("vm", "stop", name, "--force")

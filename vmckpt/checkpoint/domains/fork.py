@@ -18,6 +18,7 @@ from vmckpt.checkpoint.domains.images import SharedBases
 from vmckpt.checkpoint.domains.loading import DomainLoading
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy
 from vmckpt.checkpoint.domains.restore import (
+    FORK,
     DomainRestoring,
     entitled,
     recorded,
@@ -77,7 +78,7 @@ async def fork_domain(
 async def _entitled(plan: PlannedDomain, host: LocalHost, held: AsyncExitStack) -> _HeldFork:
     """Hold its name until `held` ends."""
     try:
-        session, _ = await held.enter_async_context(entitled(plan, "fork", host, in_place=False))
+        session, _ = await held.enter_async_context(entitled(plan, FORK, host, in_place=False))
     except (VmckptError, OSError) as exc:
         return _HeldFork(plan, None, str(exc))
     return _HeldFork(plan, session)

@@ -78,7 +78,8 @@ from vmckpt.vm.start import new_qemu_id
 # Of a directory for images: libvirt's QEMUs, of another user, reach what is theirs in it.
 IMAGES_MODE = 0o711
 NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
-RESTORE = "checkpoint restore"
+RESTORE, FORK = "checkpoint restore", "fork"
+_OTHER_NAME = {FORK: "choose another name for the forks (--name), or remove it"}
 NEW_MACS = "the guest learns of its new MAC addresses when it boots next"
 
 
@@ -182,7 +183,7 @@ async def entitled(
             raise RefusedError(
                 f"there is a VM '{plan.name}' already",
                 why=f"on host {host.name}",
-                remedy="restore it --in-place, or make a copy: --as NAME",
+                remedy=_OTHER_NAME.get(what, "restore it --in-place, or make a copy: --as NAME"),
             )
         yield session, None
 
