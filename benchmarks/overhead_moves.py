@@ -21,8 +21,7 @@ from vmckpt.migrate.steps.handover import find_qemu, release, settle_on_destinat
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.inventory import Vm, find_vm
-from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import new_qemu_id
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 
 NAME, NUMBER = "bench", 11
 BARE, VMCKPT, ONE_CHANNEL = "bare", "vmckpt", "vmckpt, one channel"

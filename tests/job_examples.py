@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint import jobs
+from vmckpt.checkpoint.fork import fork
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.restore import fork
 from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.hosts.host import HostEntry

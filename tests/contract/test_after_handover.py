@@ -23,10 +23,9 @@ from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import new_qemu_id
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
 SPEC = 'name = "web"\nmemory = "32M"\n'

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from tests.unit.test_stream_head import DEVICES, GOLDEN
-from vmckpt.checkpoint.domains import arriving, loading
-from vmckpt.checkpoint.domains.arriving import PagedMemory, SharedContent
-from vmckpt.checkpoint.domains.loading import DomainLoading
-from vmckpt.checkpoint.domains.missing import paging_files
+from vmckpt.checkpoint.domains.loading import arriving, loading
+from vmckpt.checkpoint.domains.loading.arriving import PagedMemory, SharedContent
+from vmckpt.checkpoint.domains.loading.loading import DomainLoading
+from vmckpt.checkpoint.domains.loading.missing import paging_files
+from vmckpt.checkpoint.domains.loading.save_image import image_head
 from vmckpt.checkpoint.domains.record import PendingDomain, Phase, image_of
 from vmckpt.checkpoint.domains.restore import DomainRestoring
-from vmckpt.checkpoint.domains.save_image import image_head
 from vmckpt.checkpoint.restore.paging import PagerProcess
 from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.errors import OperationFailedError

@@ -11,9 +11,9 @@ from tests.unit.test_foreign_checkpoints import ASKING, CRONTAB, GUEST, MIB, tak
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import StoreLocation
 from vmckpt.checkpoint.facts import CheckpointFacts
+from vmckpt.checkpoint.fork import fork
 from vmckpt.checkpoint.operate import fork_on, restore_to, standing
 from vmckpt.checkpoint.origin import marked, run_key
-from vmckpt.checkpoint.restore import fork
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.hosts.inventory.inventory import local_host

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from vmckpt.checkpoint.domains.image_pipe import ImagePipe, release
+from vmckpt.checkpoint.domains.loading.image_pipe import ImagePipe, release
 from vmckpt.errors import StorageError
 
 pytestmark = pytest.mark.contract

@@ -18,8 +18,8 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
-from vmckpt.vm.backing import base_of_its_own
-from vmckpt.vm.images import HostImage, images_of, remove_image, remove_own
+from vmckpt.vm.disks.backing import base_of_its_own
+from vmckpt.vm.disks.images import HostImage, images_of, remove_image, remove_own
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Disk

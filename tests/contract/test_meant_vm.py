@@ -16,10 +16,10 @@ from vmckpt.checkpoint import meant, operate
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.domains import elsewhere
 from vmckpt.checkpoint.facts import DomainFacts
+from vmckpt.checkpoint.fork.fork import ForkOptions
 from vmckpt.checkpoint.jobs import Fork, Forks
 from vmckpt.checkpoint.operate import StoreJob
 from vmckpt.checkpoint.requests import TakeOptions
-from vmckpt.checkpoint.restore.fork import ForkOptions
 from vmckpt.checkpoint.restore.requests import RestoreOptions
 from vmckpt.drivers.find import restores_on
 from vmckpt.errors import (

@@ -15,10 +15,9 @@ from vmckpt.migrate.offline import reduced_spec, temporary_qemu
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import parse_spec
-from vmckpt.vm.start import new_qemu_id
 
 pytestmark = pytest.mark.contract
 # It ends at once: no move gets further than to the beginning.

@@ -62,13 +62,13 @@ from vmckpt.replicate.primary.claim import Claim, examine
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles, read_request
 from vmckpt.replicate.status import ReplicaStatus, Role
+from vmckpt.vm.disks.superseded import is_superseded
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
 from vmckpt.vm.record import Platform, Qemu, Replaced
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import sweep
-from vmckpt.vm.superseded import is_superseded
 
 SPEC = 'name = "web"\nmemory = "32M"\n'
 DISK = '[[disks]]\nimage = "web.raw"\nformat = "raw"\n'

@@ -16,12 +16,12 @@ from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spe
 from tests.qcow2 import with_snapshots
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
+from vmckpt.checkpoint.fork import fork as forks
+from vmckpt.checkpoint.fork import room as fork_room
+from vmckpt.checkpoint.fork.fork import Forked, ForkOptions
 from vmckpt.checkpoint.origin import digest
-from vmckpt.checkpoint.restore import fork as forks
-from vmckpt.checkpoint.restore import fork_room
 from vmckpt.checkpoint.restore import restore as restores
 from vmckpt.checkpoint.restore import restore_disks as disks_alone
-from vmckpt.checkpoint.restore.fork import Forked, ForkOptions
 from vmckpt.checkpoint.restore.planned import images_of
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError
@@ -37,7 +37,7 @@ from vmckpt.store.area import Area, Chunks
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.open import open_store
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.backing import snapshots_of
+from vmckpt.vm.disks.backing import snapshots_of
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Platform

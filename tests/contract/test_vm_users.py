@@ -27,8 +27,8 @@ from vmckpt.migrate.steps.disk_files import MovedDisk, hand_over_files
 from vmckpt.migrate.steps.handover import find_qemu
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.vm_users import host_checks
+from vmckpt.vm.disks.images import HostImage, remove_image
 from vmckpt.vm.identity import new_identity
-from vmckpt.vm.images import HostImage, remove_image
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec

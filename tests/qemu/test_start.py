@@ -12,7 +12,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import find_by_argument
 from vmckpt.qemu import commands
 from vmckpt.vm import start
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import parse_spec
@@ -55,7 +55,7 @@ async def started(directory: Path, times: int, how: str = HANGS) -> bool:
     wrapper = fails(directory, times, how)
     host = LocalHost("here", directory / "state", "127.0.0.1", qemu=str(wrapper))
     spec = parse_spec(SPEC, "test", directory)
-    files = vm_dir(host.state_dir, "slow").qemu(start.new_qemu_id())
+    files = vm_dir(host.state_dir, "slow").qemu(new_qemu_id())
     platform = Platform("pc-q35-10.0", "tcg", "qemu64")
     _, monitor = await start.start_qemu(host, spec, platform, files, incoming=False)
     try:

@@ -28,8 +28,8 @@ from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm
-from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import new_qemu_id, start_qemu
+from vmckpt.vm.paths import new_qemu_id, vm_dir
+from vmckpt.vm.start import start_qemu
 
 # Words that a guest with content=text holds by the ten thousand (images/guest/content.c).
 WORDS = ("machine ", "fenced, ", "dirtied ")

@@ -18,11 +18,11 @@ from vmckpt.checkpoint.restore.planned import plan_copy, plan_itself
 from vmckpt.errors import RefusedError
 from vmckpt.preflight.finding import ask
 from vmckpt.preflight.isolation import isolation_checks
-from vmckpt.vm.adopted.copied import undoubled, with_new_generation, with_uuid
-from vmckpt.vm.adopted.nics import macs, with_macs
+from vmckpt.vm.adopted.copies.copied import undoubled, with_new_generation, with_uuid
+from vmckpt.vm.adopted.copies.nics import macs, with_macs
+from vmckpt.vm.adopted.copies.whole_images import on_whole_images
 from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
-from vmckpt.vm.adopted.whole_images import on_whole_images
 from vmckpt.vm.argv import default_mac, qemu_argv
 from vmckpt.vm.argv import macs as macs_of
 from vmckpt.vm.paths import QemuDir

@@ -9,8 +9,8 @@ import pytest
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.inside import GuestDrive
 from vmckpt.vm.adopted.adopt import is_same_machine
+from vmckpt.vm.adopted.copies.isolation import isolated
 from vmckpt.vm.adopted.facts import AdoptedFacts
-from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.argv import qemu_argv

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.vm.adopted.isolation import isolated
+from vmckpt.vm.adopted.copies.isolation import isolated
 from vmckpt.vm.argv import default_mac, qemu_argv
 from vmckpt.vm.paths import QemuDir, VmDir
 from vmckpt.vm.record import Platform

@@ -95,7 +95,7 @@ entry.start()
 NOT_FOR_A_LIST = {
     "typer", "click", "msgspec", "shutil", "hashlib", "shlex", "random",
     "vmckpt.events.secrets", "vmckpt.events.types", "vmckpt.options", "vmckpt.vm.argv",
-    "vmckpt.vm.start", "vmckpt.vm.users", "vmckpt.vm.lifecycle", "vmckpt.vm.images",
+    "vmckpt.vm.start", "vmckpt.vm.users", "vmckpt.vm.lifecycle", "vmckpt.vm.disks.images",
     "vmckpt.qemu.agent", "vmckpt.hosts.ssh", "vmckpt.migrate.outcome.journal", "vmckpt.checkpoint",
 }  # fmt: skip
 

@@ -38,8 +38,8 @@ made = {one for one in found if isinstance(one, type) and "__dataclass_fields__"
 needless = {
     "typer", "click", "msgspec", "shlex", "shutil", "cryptography",
     "vmckpt.events.secrets", "vmckpt.hosts.sockets.arp", "vmckpt.hosts.sockets.heartbeats",
-    "vmckpt.installing", "vmckpt.qemu.agent", "vmckpt.vm.images", "vmckpt.vm.superseded",
-    "vmckpt.vm.passthrough.cards",
+    "vmckpt.installing", "vmckpt.qemu.agent", "vmckpt.vm.disks.images",
+    "vmckpt.vm.disks.superseded", "vmckpt.vm.passthrough.cards",
 } & set(sys.modules) - before
 print(len(ours), len(made), *needless)
 """

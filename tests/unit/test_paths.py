@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.processes.process import ProcessId
-from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
+from vmckpt.vm.paths import QemuDir, lock_path, new_qemu_id, vm_dir, vms_dir
 from vmckpt.vm.record import Platform, Qemu
-from vmckpt.vm.start import new_qemu_id
 
 STATE = Path("/var/lib/vmckpt")
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", fullmatch=True)

@@ -14,9 +14,10 @@ from typing import Any
 
 from vmckpt.checkpoint import take
 from vmckpt.checkpoint.facts import FILE
+from vmckpt.checkpoint.fork import fork
 from vmckpt.checkpoint.group.member import ALONE, FAILED, Alone, Member, joined
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.restore import fork, recover, restore, restore_disks
+from vmckpt.checkpoint.restore import recover, restore, restore_disks
 from vmckpt.checkpoint.restore.requests import CheckpointSource, Restored, RestoreOptions
 from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
@@ -176,7 +177,7 @@ async def _fork(job: Job[Fork, Forks]) -> Forks:
     request = job.request
     secret = taken_from(request.store.key)
     if request.is_domain:
-        from vmckpt.checkpoint.domains.fork import fork_domain
+        from vmckpt.checkpoint.fork.domains import fork_domain
 
         wish, path = request.wish, request.store.path
         source = CheckpointSource(path, wish.checkpoint, secret, wish.known, wish.is_foreign)

@@ -19,6 +19,7 @@ from vmckpt.checkpoint.catalogue.location import (
 )
 from vmckpt.checkpoint.catalogue.tree import OriginShown
 from vmckpt.checkpoint.facts import FILE, USUAL_PAUSE_S, usable_facts
+from vmckpt.checkpoint.fork import fork
 from vmckpt.checkpoint.jobs import (
     CHECKPOINT,
     FORK,
@@ -37,7 +38,6 @@ from vmckpt.checkpoint.jobs import (
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.requests import TakenCheckpoint, TakeOptions
-from vmckpt.checkpoint.restore import fork
 from vmckpt.checkpoint.restore.foreign import wanted
 from vmckpt.checkpoint.restore.requests import Restored, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
@@ -64,10 +64,10 @@ from vmckpt.store.files.checkpoint_file import CHECKPOINTS
 from vmckpt.store.files.naming import IfTaken, dated
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
+from vmckpt.vm.disks.shared_storage import is_shared
 from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.lifecycle import restore_is_cut_off
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.shared_storage import is_shared
 from vmckpt.vm.spec.spec import parse_spec
 
 Q = TypeVar("Q")

@@ -217,7 +217,7 @@ class LibvirtDomain:
 
     async def restore_is_cut_off(self) -> bool:
         """Whether a restore of it was interrupted, and is not settled yet."""
-        from vmckpt.checkpoint.domains.missing import paging_files
+        from vmckpt.checkpoint.domains.loading.missing import paging_files
         from vmckpt.sequence.steps import all_of
         from vmckpt.vm.domains.running import domain_dir
         from vmckpt.vm.paths import lock_path

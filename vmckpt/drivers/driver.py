@@ -219,7 +219,7 @@ class Driver(Protocol):
 
 async def remove_with_disks(vm: Driver) -> RemovedVm:
     """Forget a VM and remove the images that it writes, unless something else uses them."""
-    from vmckpt.vm.images import remove_own
+    from vmckpt.vm.disks.images import remove_own
 
     own = vm.own_images()
     gone = await vm.remove(with_state=True)

@@ -41,9 +41,8 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 from vmckpt.vm.record import Qemu
-from vmckpt.vm.start import new_qemu_id
 
 if TYPE_CHECKING:
     from vmckpt.migrate.report import MigrationReport

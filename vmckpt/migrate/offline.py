@@ -15,9 +15,9 @@ from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held
-from vmckpt.vm.paths import IN_MEMORY
+from vmckpt.vm.paths import IN_MEMORY, new_qemu_id
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import end_qemu, new_qemu_id, start_qemu
+from vmckpt.vm.start import end_qemu, start_qemu
 
 MEMORY_BYTES = 64 * MIB
 

@@ -44,7 +44,7 @@ def based_disks(spec: Spec) -> Iterator[Finding]:
     """A refusal if its command line says of a disk what is not true of a copy of it."""
     if spec.adopted is None:
         return
-    from vmckpt.vm.adopted.whole_images import on_whole_images
+    from vmckpt.vm.adopted.copies.whole_images import on_whole_images
 
     formats = {n: disk.format for n, disk in enumerate(spec.disks) if not disk.read_only}
     arguments = spec.adopted.arguments

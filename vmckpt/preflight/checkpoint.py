@@ -15,11 +15,11 @@ from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
-from vmckpt.vm.backing import snapshots_of
-from vmckpt.vm.images import used_besides
+from vmckpt.vm.disks.backing import snapshots_of
+from vmckpt.vm.disks.images import used_besides
+from vmckpt.vm.disks.shared_storage import is_device
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
-from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.spec.spec import Spec
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vmckpt.hosts.host import Host
 from vmckpt.preflight.finding import OK, REFUSE, Finding
-from vmckpt.vm.adopted.isolation import networks
+from vmckpt.vm.adopted.copies.isolation import networks
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.passthrough.cards import cards_of
 from vmckpt.vm.spec.spec import Spec

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vmckpt.vm.adopted.copies.isolation import isolated, unconnected
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import RAM, fill
-from vmckpt.vm.adopted.isolation import isolated, unconnected
 from vmckpt.vm.adopted.settings import JsonObject, parse_settings
 from vmckpt.vm.passthrough.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
@@ -197,7 +197,7 @@ def bridged_macs(spec: Spec) -> list[str]:
 def macs(spec: Spec) -> tuple[str, ...]:
     """The addresses of the guest's NICs, in order."""
     if spec.adopted is not None:
-        from vmckpt.vm.adopted import nics
+        from vmckpt.vm.adopted.copies import nics
 
         return tuple(nics.macs(spec.adopted.arguments))
     named = enumerate(spec.nics)

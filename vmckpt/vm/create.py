@@ -16,13 +16,13 @@ from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.inventory.inventory import all_hosts, local_host
 from vmckpt.sequence.steps import finish
+from vmckpt.vm.disks.shared_storage import is_device
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, homes, require_unused
 from vmckpt.vm.lifecycle import boot, held, owner
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.record import Platform
-from vmckpt.vm.shared_storage import is_device
 from vmckpt.vm.spec.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import sweep
 
@@ -163,7 +163,7 @@ async def _undo_run(host: Host, directory: VmDir, created: Iterable[Path]) -> No
 
 
 async def _remove_images(host: Host, name: str, created: Iterable[Path]) -> None:
-    from vmckpt.vm.images import used_besides
+    from vmckpt.vm.disks.images import used_besides
 
     for path in created:
         try:

@@ -18,20 +18,12 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm, require_unused
 from vmckpt.vm.passthrough.passthrough import Passthrough
-from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
+from vmckpt.vm.paths import QemuDir, lock_path, new_qemu_id, vm_dir
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.record import Platform
 from vmckpt.vm.spec.spec import Spec
 from vmckpt.vm.spec.spec_text import written
-from vmckpt.vm.start import (
-    end_qemu,
-    new_qemu_id,
-    plug_taps,
-    remove_home,
-    remove_qemu_files,
-    start_qemu,
-    sweep,
-)
+from vmckpt.vm.start import end_qemu, plug_taps, remove_home, remove_qemu_files, start_qemu, sweep
 
 # Paused by a user, or by QEMU after a disk error: it can be resumed.
 STANDING_STILL = ("paused", "io-error")

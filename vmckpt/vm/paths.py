@@ -112,6 +112,11 @@ class VmDir(NamedTuple):
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
 
 
+def new_qemu_id() -> str:
+    """A permanently unique name for one QEMU process: 8 hex digits."""
+    return os.urandom(4).hex()
+
+
 class QemuDir(NamedTuple):
     """vms/NAME/qemu-ID: the files of one QEMU process.
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,11 +40,6 @@ _PROCESS = Schema(
     ProcessId,
     'write {{"pid": N, "start_ticks": N}} into it, both as in vm.json of the VM',
 )
-
-
-def new_qemu_id() -> str:
-    """A permanently unique name for one QEMU process: 8 hex digits."""
-    return os.urandom(4).hex()
 
 
 async def start_qemu(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.catalogue.catalogue import CatalogueEntry
 from vmckpt.checkpoint.catalogue.location import Key, opened
 from vmckpt.checkpoint.disks.qcow2 import while_wanted, write_image
+from vmckpt.checkpoint.domains.loading.save_image import variables_bytes, write_save_image
 from vmckpt.checkpoint.domains.planned import ImageLocations, PlannedDomain, plan_itself
-from vmckpt.checkpoint.domains.save_image import variables_bytes, write_save_image
 from vmckpt.checkpoint.facts import usable_facts
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.sequence.in_thread import until_cancelled

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vmckpt.checkpoint.facts import CheckpointFacts, DomainFacts
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.backing import base_beside
+from vmckpt.vm.disks.backing import base_beside
 from vmckpt.vm.domains.definition.description import ImageFile, parse_domain
 from vmckpt.vm.domains.definition.parts import DomainPart, parts_of
 from vmckpt.vm.domains.definition.rewritten import VARIABLES, DomainIdentity, as_copy, with_images

@@ -12,8 +12,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.domains.image_pipe import release
-from vmckpt.checkpoint.domains.missing import see_to_memory
+from vmckpt.checkpoint.domains.loading.image_pipe import release
+from vmckpt.checkpoint.domains.loading.missing import see_to_memory
 from vmckpt.checkpoint.domains.settle import AGAIN_S
 from vmckpt.checkpoint.restore.making import proof_of
 from vmckpt.deadlines import retry
@@ -28,14 +28,14 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.state.durable import rename_durably, sync_directory
-from vmckpt.vm.backing import base_of_its_own
+from vmckpt.vm.disks.backing import base_of_its_own
+from vmckpt.vm.disks.images import remove_own
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, RunningReason
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.images import remove_own
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IN_MEMORY, QemuDir, lock_path
 

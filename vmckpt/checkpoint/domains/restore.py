@@ -2,7 +2,7 @@
 
 libvirt starts the domain from a save image that is made of the checkpoint, so that it is the same
 domain as before, with nothing of vmckpt's in it. Its memory is loaded while the guest runs, or
-before (`loading.py`). Its images: `images.py`.
+before (`loading/loading.py`). Its images: `images.py`.
 
 In place, the domain's guest is first saved by libvirt to a file. Until libvirt has started the new
 guest everything is undone: the images get their content back, and the old guest continues from
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from vmckpt.checkpoint.catalogue.location import reading
 from vmckpt.checkpoint.disks.qcow2 import write_image
-from vmckpt.checkpoint.domains.arriving import PagedMemory
 from vmckpt.checkpoint.domains.images import SharedBases, write_content, write_over_base
-from vmckpt.checkpoint.domains.loading import DomainLoading
-from vmckpt.checkpoint.domains.missing import see_to_memory
+from vmckpt.checkpoint.domains.loading.arriving import PagedMemory
+from vmckpt.checkpoint.domains.loading.loading import DomainLoading
+from vmckpt.checkpoint.domains.loading.missing import see_to_memory
+from vmckpt.checkpoint.domains.loading.save_image import variables_bytes
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy, plan_itself
 from vmckpt.checkpoint.domains.record import (
     PendingDomain,
@@ -33,7 +34,6 @@ from vmckpt.checkpoint.domains.record import (
     settle_restore,
     write_down,
 )
-from vmckpt.checkpoint.domains.save_image import variables_bytes
 from vmckpt.checkpoint.domains.settle import AGAIN_S, SETTLE_S, settle
 from vmckpt.checkpoint.facts import RAM, CheckpointFacts, usable_facts
 from vmckpt.checkpoint.group.member import ALONE, Alone, Member
@@ -63,6 +63,7 @@ from vmckpt.state.durable import make_dir_durably, storage_errors
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
+from vmckpt.vm.disks.shared_storage import is_device
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain, as_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -71,9 +72,7 @@ from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
-from vmckpt.vm.shared_storage import is_device
-from vmckpt.vm.start import new_qemu_id
+from vmckpt.vm.paths import lock_path, new_qemu_id
 
 # Of a directory for images: libvirt's QEMUs, of another user, reach what is theirs in it.
 IMAGES_MODE = 0o711

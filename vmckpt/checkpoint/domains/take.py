@@ -9,7 +9,7 @@ from dataclasses import replace
 from shlex import quote
 
 from vmckpt.checkpoint.domains.guard import guard_words
-from vmckpt.checkpoint.domains.missing import see_to_memory
+from vmckpt.checkpoint.domains.loading.missing import see_to_memory
 from vmckpt.checkpoint.domains.record import settle_restore
 from vmckpt.checkpoint.domains.settle import (
     AGAIN_S,

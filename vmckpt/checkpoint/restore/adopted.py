@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Container
 
 from vmckpt.errors import RefusedError
-from vmckpt.vm.adopted import copied
-from vmckpt.vm.adopted.nics import with_macs
-from vmckpt.vm.adopted.whole_images import on_whole_images
+from vmckpt.vm.adopted.copies import copied
+from vmckpt.vm.adopted.copies.nics import with_macs
+from vmckpt.vm.adopted.copies.whole_images import on_whole_images
 from vmckpt.vm.argv import default_mac, macs
 from vmckpt.vm.spec.spec import Adopted, Disk, Spec
 

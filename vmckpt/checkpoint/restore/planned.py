@@ -22,11 +22,10 @@ from vmckpt.preflight.finding import Finding
 from vmckpt.state.durable import make_dir_durably, sync_file
 from vmckpt.store.files.manifest import Manifest
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import IMAGES, vm_dir
+from vmckpt.vm.paths import IMAGES, new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Disk, Firmware, Spec, parse_spec
 from vmckpt.vm.spec.spec_text import written
-from vmckpt.vm.start import new_qemu_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,9 @@ from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.create import settled_platform
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import new_qemu_id
 
 # What prevents the machine from running here does not prevent having its disks here.
 _OF_THE_MACHINE = frozenset(

@@ -40,8 +40,8 @@ def fork(
 
     A page or block is copied when one of them writes it.
     """
+    from vmckpt.checkpoint.fork.fork import ForkOptions
     from vmckpt.checkpoint.operate import fork_on
-    from vmckpt.checkpoint.restore.fork import ForkOptions
     from vmckpt.hosts.inventory.inventory import check_name
     from vmckpt.ui.tables import table
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from vmckpt.checkpoint.restore.fork import Forked
+from vmckpt.checkpoint.fork.fork import Forked
 from vmckpt.checkpoint.restore.requests import Restored
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored
 from vmckpt.drivers.driver import Started, VmInfo

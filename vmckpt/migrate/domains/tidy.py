@@ -23,12 +23,12 @@ from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, inspect_end
 from vmckpt.migrate.domains.whereabouts import EndState
 from vmckpt.migrate.steps.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.sequence.steps import all_of
-from vmckpt.vm.backing import base_of_its_own
+from vmckpt.vm.disks.backing import base_of_its_own
+from vmckpt.vm.disks.images import remove_own
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
-from vmckpt.vm.images import remove_own
 
 # How long a source may take to notice that the domain has gone: libvirt holds its locks for 30 s.
 FORGET_S = 60.0

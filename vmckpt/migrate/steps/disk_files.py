@@ -42,7 +42,7 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
         if not await host.exists(copy.target.parent):
             await host.make_dir(copy.target.parent)
         if copy.replaces:
-            from vmckpt.vm.superseded import is_superseded
+            from vmckpt.vm.disks.superseded import is_superseded
 
             if await is_superseded(host, vm, copy.target):
                 await host.remove(copy.target)

@@ -12,8 +12,8 @@ from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
+from vmckpt.vm.disks.shared_storage import is_device, is_shared
 from vmckpt.vm.paths import PROOF_SUFFIX
-from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec.spec import Disk
 
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
@@ -186,7 +186,7 @@ async def _paths(owned: Owned, destination: Host, number: int, disk: Disk, how: 
         both(is_device(source, here), is_device(destination, there)),
         both(destination.exists(there), destination.exists(there.parent)),
     )
-    from vmckpt.vm.superseded import is_superseded
+    from vmckpt.vm.disks.superseded import is_superseded
 
     if any(devices):
         return DiskPaths(number, here, there, None, device=here if devices[0] else there)
@@ -228,7 +228,7 @@ async def _find_shared(
 
 async def _is_others(owned: Owned, path: Path) -> bool:
     """Whether another VM of the host uses this image, or an image based on it."""
-    from vmckpt.vm.images import used_besides
+    from vmckpt.vm.disks.images import used_besides
 
     own = [f"{what} {owned.vm_name}" for what in ("VM", "domain", "replication of")]
     try:

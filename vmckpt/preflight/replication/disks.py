@@ -10,9 +10,9 @@ from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.units import format_size
-from vmckpt.vm.images import disk_of_others
+from vmckpt.vm.disks.images import disk_of_others
+from vmckpt.vm.disks.shared_storage import is_device, is_shared
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec.spec import Disk
 
 OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'

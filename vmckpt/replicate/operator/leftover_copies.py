@@ -8,7 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.copies import discard, keep
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles, read_request
 from vmckpt.state.durable import storage_errors
-from vmckpt.vm.images import disk_of_others
+from vmckpt.vm.disks.images import disk_of_others
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 

@@ -11,12 +11,12 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
 from vmckpt.replicate.request import ServiceFiles, release_mark
+from vmckpt.vm.disks.superseded import note_superseded
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import remove_home, remove_qemu_files, sweep
-from vmckpt.vm.superseded import note_superseded
 
 POLL_S, BUSY_S = 0.1, 30.0
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from vmckpt.deadlines import poll
-from vmckpt.epoch.capture import capturing
+from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.epoch.ram import require_ram
@@ -115,13 +115,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )
         held = await senders(vm, monitor) if request.options.holds_output else []
         output = HeldOutput(monitor, held)
-        where = await require_ram(vm, monitor)
-        capture = await stack.enter_async_context(
-            capturing(
-                vm.qemu.process.pid, where.ram, monitor, output,
-                ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
-            )
-        )  # fmt: skip
+        capture = await stack.enter_async_context(await _capturing(vm, monitor, output))
         sources = await _sources(monitor, request, vm)
         let_in = partial(grant_write, vm.qemu.files)
         mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
@@ -137,6 +131,17 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         # A host that shuts down sends this to all processes, QEMU included.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
         await protection.run()
+
+
+async def _capturing(
+    vm: Vm, monitor: Monitor, output: HeldOutput
+) -> AbstractAsyncContextManager[Capture]:
+    """Its epochs, for a block. Raises RefusedError: its memory cannot be read."""
+    where = await require_ram(vm, monitor)
+    return capturing(
+        vm.qemu.process.pid, where.ram, monitor, output,
+        ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
+    )  # fmt: skip
 
 
 async def _vm_of(request: ReplicationRequest) -> Vm:

@@ -17,10 +17,10 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
 from vmckpt.sequence.in_thread import in_thread_at_last
 from vmckpt.sequence.steps import finish
 from vmckpt.state.durable import sync_directory
-from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.paths import VmDir, new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu, Replaced
 from vmckpt.vm.spec.spec import Spec
-from vmckpt.vm.start import end_qemu, new_qemu_id, plug_taps, start_qemu
+from vmckpt.vm.start import end_qemu, plug_taps, start_qemu
 
 # Large enough for the state of an ordinary machine's devices.
 PIPE_BYTES = 1 << 20

@@ -24,10 +24,10 @@ from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.create import new_name
 from vmckpt.vm.inventory import Vm, homes, read_vm, require_unused
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, vm_dir, vms_dir
+from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, new_qemu_id, vm_dir, vms_dir
 from vmckpt.vm.record import Qemu
 from vmckpt.vm.spec.spec import Spec, parse_spec
-from vmckpt.vm.start import new_qemu_id, record_foreign, sweep
+from vmckpt.vm.start import record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0
 ROLES = ("operator", "onlooker", "rescue")

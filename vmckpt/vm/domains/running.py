@@ -13,11 +13,10 @@ from vmckpt.vm.adopted.inspect import process_behind
 from vmckpt.vm.domains.definition.parts import Parts
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.paths import IN_MEMORY, VmDir
+from vmckpt.vm.paths import IN_MEMORY, VmDir, new_qemu_id
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Disk, Nic, Placement, Spec
 from vmckpt.vm.spec.spec_text import written
-from vmckpt.vm.start import new_qemu_id
 
 _CPU = "-x86_64-cpu"
 # The device's own block back end, below the device that has its id.

@@ -20,7 +20,7 @@ from vmckpt.hosts.processes.other_user import become
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.state.documents import Schema
 from vmckpt.units import whole_number
-from vmckpt.vm.backing import backing_of, names_layered
+from vmckpt.vm.disks.backing import backing_of, names_layered
 from vmckpt.vm.identity import identity_of, read_identity
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
 from vmckpt.vm.spec.spec import Spec

@@ -11,7 +11,7 @@ from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.vm.images import HostImage
+    from vmckpt.vm.disks.images import HostImage
 
 
 def images(
@@ -32,7 +32,7 @@ def images(
     """
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory.inventory import find_host
-    from vmckpt.vm.images import remove_images, unused
+    from vmckpt.vm.disks.images import remove_images, unused
 
     if not (remove or remove_unused):
         _list(host, as_json=json)
@@ -63,7 +63,7 @@ def _list(name: str | None, *, as_json: bool) -> None:
     from vmckpt.units import format_size
 
     async def inspect(host: "Host") -> "tuple[Host, list[HostImage]]":
-        from vmckpt.vm.images import files_of_domains, images_of
+        from vmckpt.vm.disks.images import files_of_domains, images_of
 
         return host, await images_of(host, await files_of_domains(host))
 

@@ -25,9 +25,9 @@ from vmckpt.checkpoint.facts import (
     machine_from_json,
     own_facts,
 )
+from vmckpt.checkpoint.fork.room import ForkRoom, load_content, room_files, room_for_all
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import digest
-from vmckpt.checkpoint.restore.fork_room import ForkRoom, load_content, room_files, room_for_all
 from vmckpt.checkpoint.restore.identity import tell_guest
 from vmckpt.checkpoint.restore.making import (
     committed,

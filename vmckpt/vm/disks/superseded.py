@@ -12,7 +12,7 @@ from pathlib import Path
 from vmckpt.errors import StorageError
 from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
-from vmckpt.vm.images import standby_users, used_besides
+from vmckpt.vm.disks.images import standby_users, used_besides
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1

@@ -5,7 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from vmckpt.checkpoint.domains.missing import forget_paging, key_of, paging_files, see_to_memory
+from vmckpt.checkpoint.domains.loading.missing import (
+    forget_paging,
+    key_of,
+    paging_files,
+    see_to_memory,
+)
 from vmckpt.checkpoint.restore.paging import PagerProcess
 from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.checkpoint.secret import keep

@@ -21,7 +21,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
-from vmckpt.vm.backing import backing_of, base_of_its_own, malformed
+from vmckpt.vm.disks.backing import backing_of, base_of_its_own, malformed
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.users.path_user import path_user, remove_as

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue.location import reading
-from vmckpt.checkpoint.domains.arriving import SharedContent
 from vmckpt.checkpoint.domains.images import SharedBases
-from vmckpt.checkpoint.domains.loading import DomainLoading
+from vmckpt.checkpoint.domains.loading.arriving import SharedContent
+from vmckpt.checkpoint.domains.loading.loading import DomainLoading
 from vmckpt.checkpoint.domains.planned import PlannedDomain, plan_copy
 from vmckpt.checkpoint.domains.restore import (
     FORK,
@@ -25,8 +25,8 @@ from vmckpt.checkpoint.domains.restore import (
     require_trusted,
 )
 from vmckpt.checkpoint.facts import CheckpointFacts, usable_facts
-from vmckpt.checkpoint.restore.fork import Forked, ForkOptions
-from vmckpt.checkpoint.restore.fork_room import ForkRoom, load_content, room_files, room_for_all
+from vmckpt.checkpoint.fork.fork import Forked, ForkOptions
+from vmckpt.checkpoint.fork.room import ForkRoom, load_content, room_files, room_for_all
 from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.inventory.inventory import check_name

@@ -13,10 +13,10 @@ import secrets
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.domains.arriving import ArrivingMemory
-from vmckpt.checkpoint.domains.image_pipe import ImagePipe
+from vmckpt.checkpoint.domains.loading.arriving import ArrivingMemory
+from vmckpt.checkpoint.domains.loading.image_pipe import ImagePipe
+from vmckpt.checkpoint.domains.loading.save_image import head_of, image_head, pages_of
 from vmckpt.checkpoint.domains.planned import PlannedDomain
-from vmckpt.checkpoint.domains.save_image import head_of, image_head, pages_of
 from vmckpt.checkpoint.facts import CheckpointFacts
 from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError

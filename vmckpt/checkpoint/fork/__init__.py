@@ -1,0 +1,1 @@
+"""Forks: many VMs from one checkpoint."""

@@ -1,0 +1,1 @@
+"""Images on a host: what they are based on, and what uses them."""
