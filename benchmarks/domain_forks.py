@@ -19,7 +19,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks import setting
-from benchmarks.summary import Verdict, spread, spread_lines, verdicts_as_json
+from benchmarks.summary import Verdict, spread, spread_lines, verdict_lines, verdicts_as_json
 from benchmarks.virsh_hosts import NAME, Hosts, hosts
 from vmckpt.hosts.processes.process import find_by_argument
 
@@ -140,9 +140,7 @@ def main() -> None:
     for what, unit in (("wall_s", "s"), ("memory_mib", "MiB")):
         values = {w: spread([getattr(s, what) for s in samples if s.way == w]) for w in WAYS}
         print(what, *spread_lines(values, unit), sep="\n")
-    for verdict in result["verdicts"]:
-        word = "met" if verdict["met"] else "MISSED"
-        print(f"{word}: {verdict['promise']} {verdict['measured']:.2f} <= {verdict['limit']:.2f}")
+    print("\n".join(verdict_lines(result["verdicts"])))
     path = setting.write_result("domain_forks", result)
     draw(result, Path(path).with_suffix(".png"))
     print(path)

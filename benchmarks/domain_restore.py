@@ -21,7 +21,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks import setting
-from benchmarks.summary import Verdict, spread, spread_lines, verdicts_as_json
+from benchmarks.summary import Verdict, spread, spread_lines, verdict_lines, verdicts_as_json
 from benchmarks.virsh_hosts import NAME, VIRSH_HERE, Hosts, hosts
 
 VIRSH, EAGER, LAZY = "virsh restore", "vmckpt --eager", "vmckpt"
@@ -138,9 +138,7 @@ def main() -> None:
     result = judge(samples)
     silent = {what: spread([*_of(samples, what)]) for what in result["silent_ms"]}
     print("\n".join(spread_lines(silent, "ms")))
-    for verdict in result["verdicts"]:
-        word = "met" if verdict["met"] else "MISSED"
-        print(f"{word}: {verdict['promise']} {verdict['measured']:.2f} <= {verdict['limit']:.2f}")
+    print("\n".join(verdict_lines(result["verdicts"])))
     path = setting.write_result("domain_restore", result)
     draw(result, Path(path).with_suffix(".png"))
     print(path)

@@ -79,3 +79,12 @@ def spread_lines(spreads: Mapping[str, Spread], unit: str) -> list[str]:
         f"  {name:<38} median {s.median:9.1f} {unit}   p90 {s.p90:9.1f} {unit}   n {s.count}"
         for name, s in spreads.items()
     ]
+
+
+def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a verdict of a results file, for people."""
+    return [
+        f"{'met' if one['met'] else 'MISSED'}: {one['promise']} {one['measured']:.2f} <= "
+        f"{one['limit']:.2f}"
+        for one in verdicts
+    ]

@@ -31,7 +31,7 @@ def usual() -> Iterator[None]:
 
 
 def shown(capsys: pytest.CaptureFixture[str], listing: ListOptions) -> str:
-    listing.show({"vms": ["web"]}, HEADER, ROWS, wide=("disks",))
+    listing.layout().show({"vms": ["web"]}, HEADER, ROWS, wide=("disks",))
     return capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def test_columns_are_chosen_in_order(capsys: pytest.CaptureFixture[str]) -> None
     wanted = "DISKS     LAST DONE\n/a.qcow2  now\n"
     assert shown(capsys, ListOptions(columns="disks,Last-Done")) == wanted
     with pytest.raises(UsageError) as refused:
-        ListOptions(columns="name,size").show({}, HEADER, [])
+        ListOptions(columns="name,size").layout().show({}, HEADER, [])
     assert refused.value.what == "there is no column 'size'"
     assert refused.value.why == "the columns are name, last-done, disks"
 
@@ -62,11 +62,11 @@ def test_json_is_the_same_by_either_option(capsys: pytest.CaptureFixture[str]) -
 )
 def test_json_is_no_table(listing: ListOptions) -> None:
     with pytest.raises(UsageError):
-        listing.show({}, HEADER, [])
+        listing.layout().show({}, HEADER, [])
 
 
 def test_instead_of_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
-    ListOptions().show({}, HEADER, [], none="there is no lab")
+    ListOptions().layout().show({}, HEADER, [], none="there is no lab")
     assert capsys.readouterr().out == "there is no lab\n"
 
 

@@ -36,15 +36,14 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.state.durable import storage_errors
 from vmckpt.store.store import Checkpoint
-from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.paths import IN_MEMORY
 
 
 class _HeldFork(NamedTuple):
-    """A fork to make; without a session it cannot be made."""
+    """A fork to make, its name held; or why it cannot be made."""
 
     plan: PlannedDomain
-    session: Libvirtd | None
     error: str = ""
 
 
@@ -78,10 +77,10 @@ async def fork_domain(
 async def _entitled(plan: PlannedDomain, host: LocalHost, held: AsyncExitStack) -> _HeldFork:
     """Hold its name until `held` ends."""
     try:
-        session, _ = await held.enter_async_context(entitled(plan, FORK, host, in_place=False))
+        await held.enter_async_context(entitled(plan, FORK, host, in_place=False))
     except (VmckptError, OSError) as exc:
-        return _HeldFork(plan, None, str(exc))
-    return _HeldFork(plan, session)
+        return _HeldFork(plan, str(exc))
+    return _HeldFork(plan)
 
 
 class _DomainForking:
@@ -99,6 +98,8 @@ class _DomainForking:
 
     async def run(self, forks: Sequence[_HeldFork], run: str, *, overcommit: bool) -> list[Forked]:
         """Make them."""
+        if all(fork.error for fork in forks):
+            return [Forked(fork.plan.name, 0.0, fork.error) for fork in forks]
         room = ForkRoom(len(forks), self._facts.memory_bytes, IN_MEMORY, overcommit)
         async with room_for_all(self._host, run, self._point, room):
             content = room_files(run).ram(IN_MEMORY)
@@ -112,22 +113,24 @@ class _DomainForking:
                 load_content(fd, self._point, self._facts.memory_bytes)
 
     async def _one(self, fork: _HeldFork, content: Path) -> Forked:
-        plan, error = fork.plan, fork.error
-        if fork.session is None:
-            return Forked(plan.name, 0.0, error)
+        plan = fork.plan
+        if fork.error:
+            return Forked(plan.name, 0.0, fork.error)
         memory = SharedContent(content, plan.cannot_share)
         loading = DomainLoading(plan, self._point, self._facts, memory)
-        work = DomainRestoring(
-            plan,
-            self._point,
-            self._facts,
-            host=self._host,
-            session=fork.session,
-            old=None,
-            bases=self._bases,
-        )
         try:
-            restored = await work.run(loading, keep_macs=False)
+            # One of its own: a libvirtd that was restarted has ended earlier ones.
+            async with libvirtd(self._host) as session:
+                work = DomainRestoring(
+                    plan,
+                    self._point,
+                    self._facts,
+                    host=self._host,
+                    session=session,
+                    old=None,
+                    bases=self._bases,
+                )
+                restored = await work.run(loading, keep_macs=False)
         except (VmckptError, OSError) as exc:
             return Forked(plan.name, 0.0, str(exc))
         manifest = self._point.manifest

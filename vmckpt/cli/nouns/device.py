@@ -40,7 +40,7 @@ def list_(vm: VmName, *, listing: ListOptions) -> None:
     ]
     header = ("device", "what", "strategy", "hook", "state", "host's functions")
     facts = {"vm": vm, "devices": [one._asdict() for one in found]}
-    listing.show(facts, header, rows, none=f"{vm} has no passed-through devices")
+    listing.layout().show(facts, header, rows, none=f"{vm} has no passed-through devices")
 
 
 @app.command()
@@ -68,7 +68,7 @@ def cards(
         for card, why in found
     ]
     header = ("address", "vendor:device", "functions", "state")
-    listing.show({"host": host, "cards": facts}, header, rows)
+    listing.layout().show({"host": host, "cards": facts}, header, rows)
 
 
 @app.command()

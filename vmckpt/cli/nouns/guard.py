@@ -185,7 +185,7 @@ def list_(listing: ListOptions) -> None:
         for one, at_work in found
     ]
     facts = [one.facts | {"at_work": at_work} for one, at_work in found]
-    listing.show({"guards": facts}, ("guard", "vm", "state", "checkpoint", "why"), rows)
+    listing.layout().show({"guards": facts}, ("guard", "vm", "state", "checkpoint", "why"), rows)
 
 
 @app.command()

@@ -97,7 +97,7 @@ def status(listing: ListOptions) -> None:
     config = str(ssh_config(lab.directory)) if lab and lab.hosts[0].ssh_address else None
     result = {"up": lab is not None, "hosts": hosts, "ssh_config": config}
     wide = ("qemu", "state directory")
-    listing.show(result, header, rows, wide=wide, none="there is no lab")
+    listing.layout().show(result, header, rows, wide=wide, none="there is no lab")
 
 
 @app.command()

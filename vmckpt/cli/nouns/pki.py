@@ -88,7 +88,7 @@ def show_(
     rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
     text = "" if ca else "there is no CA here; create one: vmckpt pki init"
     result = {"authority": _facts(ca) if ca else None, "hosts": found}
-    listing.show(result, header, rows, wide=("fingerprint",), text=text)
+    listing.layout().show(result, header, rows, wide=("fingerprint",), text=text)
 
 
 def _host_facts(host: "Host", ca: "Certificate | None") -> dict[str, Any]:

@@ -100,7 +100,7 @@ def list_(listing: ListOptions) -> None:
         "schedules": facts,
         "silent": [{"what": one.what, "why": one.why} for one in known.damaged],
     }
-    listing.show(result, head, rows)
+    listing.layout().show(result, head, rows)
 
 
 @app.command("show")
@@ -173,7 +173,7 @@ def next_(names: Names = None, count: Count = 5, *, listing: ListOptions) -> Non
         for at, one in first
     ]
     rows = [(_time(one, at), one.name, one.vm) for at, one in first]
-    listing.show({"next": facts}, ("at", "schedule", "vm"), rows)
+    listing.layout().show({"next": facts}, ("at", "schedule", "vm"), rows)
 
 
 @app.command("run-due")

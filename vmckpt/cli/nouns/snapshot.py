@@ -51,7 +51,7 @@ def list_snapshots(vm: str, listing: ListOptions) -> None:
     found = run(run(find(vm)).snapshots())
     rows = [(one.name, format_time(one.taken_unix_s), _size(one), _clock(one)) for one in found]
     facts = {"vm": vm, "snapshots": [s.facts for s in found]}
-    listing.show(facts, ("name", "taken", "memory", "guest clock"), rows)
+    listing.layout().show(facts, ("name", "taken", "memory", "guest clock"), rows)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -32,19 +32,6 @@ class ListOptions(NamedTuple):
         typer.Option(help="Only these columns, e.g. name,host.", metavar="COLUMN,..."),
     ] = None
     json: Json = False
-
-    def show(
-        self,
-        facts: dict[str, Any],
-        header: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        *,
-        wide: Sequence[str] = (),
-        text: str = "",
-        none: str = "",
-    ) -> None:
-        """As `Layout.show`. Raises UsageError also for options that exclude each other."""
-        self.layout().show(facts, header, rows, wide=wide, text=text, none=none)
 
     def layout(self) -> Layout:
         """What the options select. Raises UsageError: they exclude each other."""

@@ -157,7 +157,7 @@ def list_(
         "checkpoints": [to_json(one) for one in found.entries],
         "silent": [{"what": error.what, "why": error.why} for error in found.silent],
     }
-    listing.show(facts, head, rows(found.entries), wide=("trigger", "store"))
+    listing.layout().show(facts, head, rows(found.entries), wide=("trigger", "store"))
 
 
 @app.command("show")

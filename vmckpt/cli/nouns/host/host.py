@@ -98,7 +98,7 @@ def list_(listing: ListOptions) -> None:
     shown = [host | {"address": host["address"] or "this machine"} for host in hosts]
     rows = [tuple(host[column] or "-" for column in columns) for host in shown]
     header = ("name", "address", "migration address", "second address", "qemu", "state directory")
-    listing.show({"hosts": hosts}, header, rows, wide=header[3:])
+    listing.layout().show({"hosts": hosts}, header, rows, wide=header[3:])
 
 
 def _address(entry: "LocalHost | SshEntry") -> str | None:

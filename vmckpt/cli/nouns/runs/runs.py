@@ -44,7 +44,7 @@ def list_(listing: ListOptions) -> None:
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
     # A run's id starts with its start time.
-    listing.show({"runs": objects}, header, rows, wide=("began", "operation"))
+    listing.layout().show({"runs": objects}, header, rows, wide=("began", "operation"))
 
 
 @app.command("show")

@@ -64,7 +64,7 @@ def list_(store: OneStore = None, *, listing: ListOptions) -> None:
     rows = [[one["id"], one["kind"], one["name"] or "-", one["added"] or "-"] for one in found]
     facts = {"keys": found, "revision": config.revision}
     none = "the store is not encrypted: it has no keys"
-    listing.show(facts, ("id", "kind", "name", "added"), rows, none=none)
+    listing.layout().show(facts, ("id", "kind", "name", "added"), rows, none=none)
 
 
 @app.command()
