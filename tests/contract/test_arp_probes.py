@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.kinds import require_root
+from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.hosts.sockets.arp import watch
-from vmckpt.migrate.steps.echo import begin
+from vmckpt.migrate.steps.echo import Echo, begin
 
 pytestmark = pytest.mark.contract
 ADDRESS, MAC = "192.0.2.7", "52:54:00:77:00:07"
@@ -48,7 +50,7 @@ def far() -> Iterator[tuple[str, str]]:
 def seen(interface: str, for_s: float, mac: str = MAC) -> tuple[int, float, float]:
     until_s = time.monotonic() + for_s
     theirs = bytes.fromhex(mac.replace(":", ""))
-    found = watch(interface, theirs, IPv4Address(ADDRESS), lambda: time.monotonic() < until_s)
+    found = watch(interface, theirs, IPv4Address(ADDRESS), lambda _: time.monotonic() < until_s)
     return found.received, found.longest_gap_ms, found.silent_ms
 
 
@@ -107,3 +109,24 @@ def test_the_output_of_a_probe_that_was_killed_is_removed_by_the_next(tmp_path: 
     finally:
         probe.kill()
         probe.communicate()
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [("", "answered no ARP request"), ('{"why": "No such device"}\n', "No such device")],
+)
+def test_a_guest_that_does_not_answer_beforehand_is_not_measured(
+    tmp_path: Path, printed: str, why: str
+) -> None:
+    out = tmp_path / "echo-1.json"
+    out.write_text(printed)
+    echo = Echo(LocalHost("a", tmp_path, "127.0.0.1"), ProcessId(0, 0), out)
+    with pytest.raises(OperationFailedError, match=why):
+        asyncio.run(echo.answered())
+
+
+def test_a_guest_that_has_answered_may_be_moved(tmp_path: Path) -> None:
+    out = tmp_path / "echo-1.json"
+    out.write_text('{"answered": true}\n')
+    echo = Echo(LocalHost("a", tmp_path, "127.0.0.1"), ProcessId(0, 0), out)
+    assert asyncio.run(echo.answered()) is echo

@@ -56,7 +56,7 @@ def figures(probes_ms: range, *answers_ms: int) -> EchoFigures:
 
 
 def test_a_guest_that_answers_each_probe_is_never_silent() -> None:
-    assert figures(range(0, 100, 5), *range(1, 100, 5)) == (20, 0, 1.0, 0.0, 0.0)
+    assert figures(range(0, 100, 5), *range(1, 100, 5)) == (20, 0, 1.0, 0.0, 5.0)
 
 
 def test_a_silence_begins_with_the_first_probe_that_was_not_answered() -> None:
@@ -70,7 +70,7 @@ def test_a_sender_that_was_delayed_is_no_silence_of_the_guest() -> None:
     for at_ms in (0, 5, 200, 205):
         echoes.sent(at_ms * MS)
         echoes.heard((at_ms + 1) * MS)
-    assert echoes.figures(210 * MS) == (4, 0, 1.0, 0.0, 0.0)
+    assert echoes.figures(210 * MS) == (4, 0, 1.0, 0.0, 5.0)
 
 
 def test_a_guest_that_never_answers_again_is_silent_until_the_end() -> None:
@@ -94,3 +94,8 @@ def test_a_sender_that_was_delayed_says_how_much_may_be_missing() -> None:
             echoes.heard((at_ms + 1) * MS)
     echoes.heard(60 * MS)
     assert echoes.figures(60 * MS) == (3, 0, 20.0, 0.0, 35.0)
+
+
+def test_before_its_first_answer_a_guest_is_not_silent() -> None:
+    """Whether it could have answered earlier is not known: the probe may have begun late."""
+    assert figures(range(0, 100, 5), *range(81, 100, 5)) == (4, 16, 1.0, 0.0, 5.0)

@@ -50,7 +50,8 @@ class Echoes:
 
     A silence begins with the first probe after an answer, not with that answer: what delays the
     sender is not counted. It is too long by at most the time of an answer, too short by at most the
-    time between that probe and the one before: EVERY_S, or more on a busy host.
+    time between that probe and the one before: EVERY_S, or more on a busy host. Before the first
+    answer there is no silence: nothing tells when it would have begun.
     """
 
     received: int = 0
@@ -84,11 +85,12 @@ class Echoes:
         return EchoFigures(self.received, self.lost, *in_ms)
 
     def _ended(self, at_ns: int) -> None:
+        if self.answered is None:
+            return
         gap_ns = max(at_ns - self.waiting[0], 0)
         if gap_ns > self.longest_ns:
             self.longest_ns = gap_ns
-            before = self.waiting[0] if self.answered is None else self.answered
-            self.too_short_ns = self.waiting[0] - before
+            self.too_short_ns = self.waiting[0] - self.answered
         if gap_ns > LONG_NS:
             self.silent_ns += gap_ns
 
@@ -114,12 +116,12 @@ def answers(frame: bytes, mine: bytes, theirs: bytes, address: IPv4Address) -> b
 
 
 def watch(
-    interface: str, theirs: bytes, address: IPv4Address, go_on: Callable[[], bool]
+    interface: str, theirs: bytes, address: IPv4Address, go_on: Callable[[int], bool]
 ) -> EchoFigures:
     """Probe until `go_on` is false and one answer came after that.
 
-    `go_on` is called after each probe. Raises OSError, also if the guest does not answer then: it
-    has left this network, or never was on it.
+    `go_on` is called after each probe, with the number of answers until then. Raises OSError, also
+    if the guest does not answer then: it has left this network, or never was on it.
     """
     with _opened(interface) as sock:
         mine: bytes = sock.getsockname()[4]
@@ -134,7 +136,7 @@ def watch(
                     for frame, at_ns in _frames(sock):
                         if answers(frame, mine, theirs, address):
                             echoes.heard(at_ns)
-            if enough == math.inf and not go_on():
+            if enough == math.inf and not go_on(echoes.received):
                 patience_s = LAST_S if echoes.received else 0.0
                 until_s, enough = time.monotonic() + patience_s, echoes.received + 1
         if echoes.received < enough:

@@ -144,7 +144,7 @@ class DomainMigration:
                 await link.my_turn()
             if self._domain.state == "running":
                 guest = self._domain.description.heartbeat_id
-                self._downtime.begin(guest, self._probe(source))
+                await self._downtime.begin(guest, self._probe(source))
             self._began_s = time.monotonic()
             async with link.kept(transfer.hold_to):
                 await transfer.run(request, caller)

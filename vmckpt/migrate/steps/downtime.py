@@ -34,16 +34,19 @@ class GuestDowntime:
     def __init__(self, destination: Host, note: Callable[[str, str], None]) -> None:
         self._destination, self._note = destination, note
         self._guest: int | None = None
-        self._probing: asyncio.Task[Echo | None] | None = None
+        self._echo: Echo | None = None
         self._hearing: asyncio.Task[Heard] | None = None
 
-    def begin(self, guest: int | None, probe: Coroutine[Any, Any, Echo | None]) -> None:
-        """The guest, which runs, is about to be moved; `guest` is its heartbeats' id."""
+    async def begin(self, guest: int | None, probe: Coroutine[Any, Any, Echo | None]) -> None:
+        """The guest, which runs, is about to be moved; `guest` is its heartbeats' id.
+
+        One that is probed may be moved once it has answered: its silence has a beginning then.
+        """
         if guest is not None and self._destination.heartbeats is not None:
             self._guest = guest
             probe.close()
         else:
-            self._probing = asyncio.create_task(self._measured(probe))
+            self._echo = await self._measured(_answered(probe))
 
     def conclude(self, began_s: float, ended_s: float) -> None:
         """It has been moved between these two times of this machine's monotonic clock."""
@@ -51,9 +54,8 @@ class GuestDowntime:
 
     def cancel(self) -> None:
         """Stop listening. A probe ends by itself when the VM's lock is given up."""
-        for task in (self._probing, self._hearing):
-            if task:
-                task.cancel()
+        if self._hearing:
+            self._hearing.cancel()
 
     async def result(self) -> Heard:
         """What was heard."""
@@ -67,8 +69,7 @@ class GuestDowntime:
                 self._destination, self._guest, began_s, ended_s, self._note
             )
             return _by(HEARTBEATS, found, found and found.lost)
-        echo = await self._probing if self._probing else None
-        return _by(ARP, await self._measured(echo.end()) if echo else None)
+        return _by(ARP, await self._measured(self._echo.end()) if self._echo else None)
 
     async def _measured(self, work: Coroutine[Any, Any, T | None]) -> T | None:
         """A failure only costs the figure."""
@@ -77,6 +78,11 @@ class GuestDowntime:
         except (VmckptError, ValueError) as exc:
             self._note("echo", f"guest-visible downtime was not measured: {exc}")
             return None
+
+
+async def _answered(probe: Coroutine[Any, Any, Echo | None]) -> Echo | None:
+    echo = await probe
+    return await echo.answered() if echo else None
 
 
 def _by(how: str, found: "Silence | None", heartbeats_lost: int | None = None) -> Heard:

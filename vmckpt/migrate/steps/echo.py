@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vmckpt.hosts.sockets.heartbeats import Silence
 
 _POLL_S = 0.05
+# How long a migration waits until the guest has answered its probe, before it begins.
+_ANSWERED_S = 1.0
 # How the names of probes' output files begin; the rest names the run.
 _OUTPUTS = "echo-"
 
@@ -39,8 +41,9 @@ class _Neighbour(TypedDict, total=False):
 
 
 class _ProbeOutput(TypedDict, total=False):
-    """What the probe printed: figures, or why it has none."""
+    """A line of what the probe printed: that it was answered, then figures, or why it has none."""
 
+    answered: bool
     received: int
     lost: int
     longest_gap_ms: float
@@ -56,6 +59,15 @@ class Echo(NamedTuple):
     process: ProcessId
     out: Path
 
+    async def answered(self) -> "Echo":
+        """Wait until the guest has answered: what it does from then on is seen.
+
+        Raises HostDownError, MalformedError, OperationFailedError: it does not answer.
+        """
+        if not await self._line(0, within_s=_ANSWERED_S):
+            raise self._saw_nothing(f"it answered no ARP request within {_ANSWERED_S} s")
+        return self
+
     async def end(self) -> "Silence | None":
         """End it; the guest's silence since it began, None if the probe has ended by itself.
 
@@ -65,20 +77,12 @@ class Echo(NamedTuple):
         from vmckpt.hosts.sockets.heartbeats import Silence
 
         await self.host.interrupt(self.process)
-        text = await poll(
-            lambda: self.host.read_text(self.out),
-            lambda text: text is None or text.endswith("\n"),
-            every_s=_POLL_S,
-            within_s=LAST_S + 2.0,
-        )
-        await self.host.remove(self.out)
-        if not text:
+        try:
+            reply = await self._line(1, within_s=LAST_S + 2.0)
+        finally:
+            await self.host.remove(self.out)
+        if reply is None:
             return None
-        reply = convert(_ProbeOutput, parse(text))
-        if why := reply.get("why"):
-            raise OperationFailedError(
-                f"nothing was seen of it from {self.host.name}", why=why, remedy="none"
-            )
         return Silence(
             reply.get("received", 0),
             reply.get("lost", 0),
@@ -86,6 +90,29 @@ class Echo(NamedTuple):
             reply.get("silent_ms", 0.0),
             last_ns=0,
             too_short_ms=reply.get("too_short_ms", 0.0),
+        )
+
+    async def _line(self, number: int, *, within_s: float) -> _ProbeOutput | None:
+        """A line of the output, from 0; None: it has not come, or the probe has ended by itself."""
+
+        async def query() -> list[str] | None:
+            text = await self.host.read_text(self.out)
+            return text if text is None else text.split("\n")[:-1]
+
+        def is_there(lines: list[str] | None) -> bool:
+            return lines is None or len(lines) > number or any('"why"' in line for line in lines)
+
+        lines = await poll(query, is_there, every_s=_POLL_S, within_s=within_s)
+        if not lines:
+            return None
+        reply = convert(_ProbeOutput, parse(lines[-1]))
+        if why := reply.get("why"):
+            raise self._saw_nothing(why)
+        return reply if len(lines) > number else None
+
+    def _saw_nothing(self, why: str) -> OperationFailedError:
+        return OperationFailedError(
+            f"nothing was seen of it from {self.host.name}", why=why, remedy="none"
         )
 
 
