@@ -40,7 +40,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo any-vm test test-vfio test-kernel test-packages faults long check bench tour docs wheels dist role lock clean always
+.PHONY: help setup packages demo any-vm test test-vfio test-kernel test-packages test-systemd faults long check bench tour docs wheels dist role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -52,7 +52,7 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) ## All tests, with real QEMUs and guests
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not packages and not kernel and not vfio"
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not role and not packages and not systemd and not kernel and not vfio"
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
@@ -114,6 +114,10 @@ dist: wheels ## A wheel, the sources and a Debian package, in dist
 test-packages: APT_PACKAGES += buildah mmdebstrap
 test-packages: dist ## The Debian package in bare Debian 12 and 13, and the image (minutes, as root)
 	$(BIN)/pytest -m packages tests/packages
+
+test-systemd: APT_PACKAGES += mmdebstrap
+test-systemd: dist build/image build/qemu-10.0 $(TOOLS) ## Hosts that systemd boots and shuts down: VMs are handed over, moved away, brought back (minutes, as root)
+	$(TEST_ENV) $(BIN)/pytest -s -q -m systemd tests/systemd
 
 role: .venv-ansible/made build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS) wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
 	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint

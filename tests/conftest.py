@@ -1,8 +1,9 @@
 """What a test may use, and when it runs.
 
-Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role, packages, kernel or
-vfio. What is marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts
-(kinds.py), those on hosts that look like machines are long but for the ones marked `sample`.
+Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role, packages, systemd,
+kernel or vfio. What is marked `long` runs with `--long` alone. Of the tests that run on every kind
+of hosts (kinds.py), those on hosts that look like machines are long but for the ones marked
+`sample`.
 """
 
 import os
@@ -23,7 +24,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # In the order that they run in: what is short comes last, so that of several workers none is left
 # with a long file when the others have nothing more to do.
-KINDS = ("role", "packages", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit")
+KINDS = (
+    *("role", "packages", "systemd", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit"),
+)
 HERE = Path(__file__).parent
 # Files of tests/contract that take more than two seconds each: `make check` leaves them out.
 SLOW = [

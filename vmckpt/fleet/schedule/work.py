@@ -44,6 +44,8 @@ from vmckpt.vm.paths import lock_path
 # Tags of a schedule's checkpoints: its name, when the run was due, and the machine that has the
 # schedule: two operators' schedules may share a name and a store.
 TAG, DUE, BY = "schedule", "due", "scheduler"
+# How the action of a VM's holder begins that protects it, for days maybe: it takes no checkpoint.
+PROTECTION = "replicate "
 
 
 class Checkpoints:
@@ -69,7 +71,7 @@ class Checkpoints:
             async with opened(location, key_of(record)) as store:
                 if making.id in await in_thread(store.ids):
                     return _point(await in_thread(partial(store.manifest, making.id)))
-        if holder is not None:
+        if holder is not None and not holder.action.startswith(PROTECTION):
             raise BusyError(
                 f"'{record.vm}' is busy",
                 why=f"held by {holder.action} (pid {holder.pid}), which may be this run's own work",
@@ -87,6 +89,13 @@ class Checkpoints:
         vm = await find(record.vm, self._tell)
         if not (await vm.inspect()).is_on:
             return None
+        holder = await vm.host.lock_owner(lock_path(vm.host.state_dir, record.vm))
+        if holder is not None and holder.action.startswith(PROTECTION):
+            raise OperationFailedError(
+                f"'{record.vm}' is replicated",
+                why="no checkpoints are taken of a VM while it is",
+                remedy=f"remove the schedule, or: vmckpt replicate stop {record.vm}",
+            )
         location = parse_location(request.store, vm.host) if request.store else own(vm.host)
         begins(location.label, vm.host.name)
         due = time.gmtime(held.due_s)
