@@ -35,6 +35,7 @@ TOOLS_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)" \
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
 	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)" \
+	VMCKPT_TEST_QEMU_11_1="$$(tail -n 1 build/qemu-11.1 2>/dev/null)" \
 	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" $(TOOLS_ENV)
 
 .DEFAULT_GOAL := help
@@ -47,7 +48,7 @@ help: ## Show what can be made
 
 setup: .venv/made ## Debian packages and a virtual environment in .venv
 
-demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two hosts here (QEMU=7.2|10.0)
+demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two hosts here (QEMU=7.2|10.0|11.1)
 	$(BIN)/vmckpt lab demo --image "$$(tail -n 1 build/image)" \
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
@@ -57,7 +58,7 @@ test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 $(TOOLS)
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
 
-long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## All that `make test` leaves out (hours)
+long: setup build/image build/qemu-11.1 build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 $(TOOLS) ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
 
 any-vm: setup build/image build/qemu-10.0 build/hosts-11.3 ## Every operation with every kind of VM; writes docs/any-vm.md (a quarter of an hour)

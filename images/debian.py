@@ -23,6 +23,7 @@ RELEASE = "bookworm"
 BACKPORTS = f"{RELEASE}-backports"
 # The C library stays the machine's own: it and the loader that runs it are one pair.
 C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|mvec|anl))\.so\.\d+$")
+LOADER = "ld-linux-x86-64.so.2"
 APT_TIMEOUT_S = 600
 TOOL_TIMEOUT_S = 60
 # Makes in the first folder what is to be renamed to the second: its place there, its packages.
@@ -118,17 +119,23 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def fetch(
-    scratch: Path, suite: str, words: Sequence[str], *, kept: re.Pattern[str]
+    scratch: Path,
+    suite: str,
+    words: Sequence[str],
+    *,
+    kept: re.Pattern[str],
+    release: str = RELEASE,
 ) -> dict[str, str]:
     """Downloads to `scratch`/debs what `apt-get install` `words` would: {name: version}.
 
-    Of all that comes with it only what matches `kept` from its beginning, and never the C library.
+    Of all that comes with it only what matches `kept` from its beginning. The C library is among it
+    if `release` is not this machine's: programs of another one need theirs.
     """
     debs = scratch / "debs"
     for folder in (debs, scratch / "state/lists/partial", scratch / "cache/archives/partial"):
         folder.mkdir(parents=True)
     (scratch / "status").touch()
-    (scratch / "debian.sources").write_text(private_sources(suite))
+    (scratch / "debian.sources").write_text(private_sources(suite, release=release))
     config = scratch / "apt.conf"
     config.write_text(
         # A machine's own hooks belong to its own updates.
@@ -144,7 +151,8 @@ def fetch(
     run([*apt, "update"], timeout_s=APT_TIMEOUT_S)
     plan = run([*apt, "--simulate", "install", *words])
     packages = dict(re.findall(r"^Inst (\S+) \((\S+)", plan, re.MULTILINE))
-    packages = {k: v for k, v in packages.items() if k != "libc6" and kept.match(k)}
+    left = {"libc6"} if release == RELEASE else set()
+    packages = {k: v for k, v in packages.items() if k not in left and kept.match(k)}
     wanted = [f"{name}={version}" for name, version in packages.items()]
     run([*apt, "download", *wanted], cwd=debs, timeout_s=APT_TIMEOUT_S)
     return packages
@@ -167,12 +175,18 @@ def gather_libraries(programs: Iterable[Path], libraries: Path, into: Path) -> N
     """
     into.mkdir(parents=True, exist_ok=True)
     folders = sorted({lib.parent for lib in libraries.rglob("*.so*")} | {into})
-    listing = run(["ldd", *map(str, programs)], {"LD_LIBRARY_PATH": ":".join(map(str, folders))})
+    path = ":".join(map(str, folders))
+    if loader := next(libraries.rglob(LOADER), None):
+        ask = [str(loader), "--library-path", path, "--list"]
+        listing = "".join(run([*ask, str(program)]) for program in programs)
+    else:
+        listing = run(["ldd", *map(str, programs)], {"LD_LIBRARY_PATH": path})
     # A line is `libfoo.so.1 => /where/libfoo.so.1 (0x..)`, or `libfoo.so.1 => not found`.
     needed = dict(re.findall(r"^\t(\S+) => (not found|\S+)", listing, re.MULTILINE))
     for name, found in sorted(needed.items()):
         if Path(found).is_relative_to(libraries):
-            shutil.copy2(Path(found).resolve(), into / name)
+            # The loader's own name is a path.
+            shutil.copy2(Path(found).resolve(), into / Path(name).name)
         elif not C_LIBRARY.match(name) and not Path(found).is_relative_to(into):
             raise CannotProvideError(
                 f"the library {name} is in none of the packages",

@@ -77,6 +77,7 @@ def test_a_failure_is_told_without_the_words_of_a_qemu_whose_host_is_silent(
 ) -> None:
     source, target, *_ = pair_of(tmp_path)
     source.files.path.mkdir(parents=True)
-    source.files.stderr.write_text("qemu-system-x86_64: Missing section footer\n")
+    notice = "qemu-system-x86_64: -mon chardev=a: warning: '-mon' is deprecated, use '-object'\n"
+    source.files.stderr.write_text(f"qemu-system-x86_64: Missing section footer\n{notice}")
     assert asyncio.run(source.last_lines()) == "Missing section footer"
     assert asyncio.run(target.last_lines()) == ""

@@ -52,6 +52,7 @@ WAYS = [
 PAIRS = (
     (Kind.LAB, "10.0 10.0"),
     (Kind.LAB, "10.0 7.2"),
+    pytest.param((Kind.LAB, "10.0 11.1"), marks=pytest.mark.long),
     pytest.param((Kind.REAL, "10.0 10.0"), marks=pytest.mark.real),
     pytest.param((Kind.REAL, "10.0 7.2"), marks=[pytest.mark.real, pytest.mark.long]),
 )

@@ -48,6 +48,11 @@ def test_in_setup_there_is_no_ram_yet() -> None:
     assert (status.status, status.round, status.total_bytes, status.ended) == ("setup", 0, 0, False)
 
 
+def test_a_downtime_that_is_not_estimated_yet_is_unknown() -> None:
+    """11.1 says so by the longest time there is."""
+    assert parse(status="active", expected_downtime=2**63 - 1).expected_downtime_ms is None
+
+
 @pytest.mark.parametrize("ram", [RAM, RAM_10], ids=["7.2", "10.0"])
 def test_an_active_source(ram: dict[str, Any]) -> None:
     status = parse(status="active", total_time=2300, setup_time=5, expected_downtime=280, ram=ram)

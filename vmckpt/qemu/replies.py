@@ -6,6 +6,8 @@ from vmckpt.qemu.shapes import MigrationInfo, MigrationRam, SocketAddress
 from vmckpt.units import whole_number
 
 ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
+# What QEMU 11.1 says of a downtime that it has not estimated yet.
+_NOT_EXPECTED = (1 << 63) - 1
 POSTCOPY_STATES = frozenset(
     {"postcopy-active", "postcopy-paused", "postcopy-recover", "postcopy-recover-setup"}
 )
@@ -30,7 +32,7 @@ class RunState(NamedTuple):
 
 
 class MigrationStatus(NamedTuple):
-    """query-migrate on either side. Absent fields are zero.
+    """query-migrate on either side. Absent fields are zero or None.
 
     `status` is "none" before the first migration. `round` is QEMU's dirty-sync-count.
     `dirty_rate_bytes_per_s` and `expected_downtime_ms` are meaningless before round 2. On the
@@ -40,7 +42,7 @@ class MigrationStatus(NamedTuple):
     status: str
     error: str = ""
     downtime_ms: int | None = None
-    expected_downtime_ms: int = 0
+    expected_downtime_ms: int | None = None
     total_bytes: int = 0
     remaining_bytes: int = 0
     transferred_bytes: int = 0
@@ -70,11 +72,12 @@ class MigrationStatus(NamedTuple):
         """From query-migrate's answer."""
         ram: MigrationRam = reply.get("ram", {})
         page_bytes = ram.get("page-size", 4096)
+        expected = reply.get("expected-downtime")
         return cls(
             status=reply.get("status", "none"),
             error=reply.get("error-desc", ""),
             downtime_ms=reply.get("downtime"),
-            expected_downtime_ms=reply.get("expected-downtime", 0),
+            expected_downtime_ms=None if expected == _NOT_EXPECTED else expected,
             total_bytes=ram.get("total", 0),
             remaining_bytes=ram.get("remaining", 0),
             transferred_bytes=ram.get("transferred", 0),

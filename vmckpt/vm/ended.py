@@ -6,6 +6,7 @@ page of guest memory; the file system is then still full, because the guest's me
 VM is started or removed.
 """
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -69,7 +70,7 @@ def _lost(text: str | None) -> str:
 
 
 async def last_lines(host: Host, stderr: Path) -> str:
-    """The end of QEMU's stderr; warnings only if there is nothing else. May be empty."""
+    """The end of QEMU's stderr, without warnings: they say why nothing failed. May be empty."""
     lines = [
         line.partition("Z ")[2] or line
         for line in (await host.read_text(stderr) or "").splitlines()
@@ -77,5 +78,6 @@ async def last_lines(host: Host, stderr: Path) -> str:
     ]
     lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
     lines = [line for line in lines if not line.startswith("vm_state_notify")]
-    telling = [line for line in lines if not line.startswith("warning")] or lines
+    # Also "-mon chardev=c: warning: '-mon' is deprecated".
+    telling = [line for line in lines if not re.search(r"(^|: )warning: ", line)]
     return "; ".join(telling[-3:])
