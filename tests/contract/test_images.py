@@ -37,6 +37,15 @@ def overlay(path: Path, backing: str) -> None:
     path.write_bytes(head.ljust(512, b"\0") + backing.encode())
 
 
+def on_data(path: Path, data: Path) -> None:
+    """A qcow2 image whose clusters are in another file (qemu-img create -o data_file=...)."""
+    head = bytearray(struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 1 << 20).ljust(104, b"\0"))
+    head[72:80], head[100:104] = (4).to_bytes(8), (104).to_bytes(4)
+    name = str(data).encode()
+    extension = b"DATA" + len(name).to_bytes(4) + name.ljust(-(-len(name) // 8) * 8, b"\0")
+    path.write_bytes(bytes(head) + extension + bytes(8))
+
+
 def a_vm(host: LocalHost, name: str, disk: str, *, at_home: bool = True) -> None:
     directory = vm_dir(host.state_dir, name)
     directory.path.mkdir(parents=True)
@@ -113,6 +122,39 @@ def test_a_backing_file_is_used_by_all_that_stands_on_it(host: LocalHost, tmp_pa
     assert found["json.raw"] == ("image on-json.qcow2",)
     assert found["on-json.qcow2"] == ()
     assert found["loop.qcow2"] == ("image loop.qcow2",)
+
+
+def test_what_an_image_is_based_on_is_where_qemu_looks_for_it(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    """`--remove-unused` removed the base of an image that had been moved behind a link: a relative
+    name is relative to the name by which QEMU opens the image.
+    """
+    images, elsewhere = tmp_path / "images", tmp_path / "larger-disk"
+    elsewhere.mkdir()
+    for name in ("base.raw", "dotted.raw", "data.raw"):
+        (images / name).write_bytes(b"x")
+    overlay(elsewhere / "web.qcow2", "base.raw")
+    (images / "web.qcow2").symlink_to(elsewhere / "web.qcow2")
+    a_vm(host, "web", 'image = "web.qcow2"')
+    dotted = {"driver": "raw", "file.driver": "file", "file.filename": str(images / "dotted.raw")}
+    overlay(elsewhere / "db.qcow2", f"json:{json.dumps(dotted)}")
+    a_vm(host, "db", f'path = "{elsewhere}/db.qcow2"')
+    on_data(elsewhere / "mail.qcow2", images / "data.raw")
+    a_vm(host, "mail", f'path = "{elsewhere}/mail.qcow2"')
+    found = users(host)
+    assert found["base.raw"] == ("image web.qcow2",)
+    assert (found["dotted.raw"], found["data.raw"]) == (("VM db",), ("VM mail",))
+
+
+@pytest.mark.parametrize("name", ["größe.raw", 'the "old" one.raw'])
+def test_a_record_names_an_image_of_any_name(host: LocalHost, tmp_path: Path, name: str) -> None:
+    """In JSON it is spelled otherwise: the disk of a standby counted as unused."""
+    (tmp_path / "images" / name).write_bytes(b"x")
+    request = tmp_path / "replicas/web/request.json"
+    request.parent.mkdir(parents=True)
+    request.write_text(json.dumps({"disks": [{"path": str(tmp_path / "images" / name)}]}))
+    assert users(host) == {name: ("replication of web",)}
 
 
 def test_beside_a_vm_that_cannot_be_read_nothing_is_said_to_be_unused(

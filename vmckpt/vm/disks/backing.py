@@ -1,14 +1,17 @@
 """Backing files and internal snapshots, from the header of a qcow2 image on a host."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmckpt.errors import RefusedError
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.hosts.host import Host
 
 # struct QCowHeader: magic, version, backing_file_offset, backing_file_size; of its extensions only
-# the backing format, which QEMU writes among the first.
-_BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
+# the backing format and the file with the clusters, which QEMU writes among the first.
+_BACKING_FORMAT, _DATA_FILE, _EXTENSIONS_END = 0xE2792ACA, 0x44415441, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
 # Up to the offset of the snapshot table; a snapshot without its id and name; as much of the table
 # as is read.
@@ -26,13 +29,7 @@ class ImageSnapshot(NamedTuple):
 
 async def backing_of(host: Host, path: Path) -> str | None:
     """The backing file named in a qcow2 image; None: it has none, or is not qcow2."""
-    head = await _bytes_of(host, path, 0, _HEAD_BYTES)
-    if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
-        return None
-    offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
-    if not offset or length > _MOST_NAME_BYTES:
-        return None
-    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+    return await _backing_in(host, path, await _bytes_of(host, path, 0, _HEAD_BYTES))
 
 
 def base_beside(overlay: Path, kind: str) -> Path:
@@ -49,17 +46,64 @@ async def base_of_its_own(host: Host, path: Path, now: Path | None = None) -> Pa
     return base if base == base_beside(path, base.suffix.removeprefix(".")) else None
 
 
+async def named_by(host: Host, path: Path) -> list[Path]:
+    """The files that a qcow2 image at `path` needs, where QEMU and libvirt look for them.
+
+    A relative name is relative to `path`; where that is a link, also to the image's real path.
+    """
+    head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
+    names = [await _backing_in(host, path, head), _extensions(head).get(_DATA_FILE)]
+    words = [word for name in names if name for word in _files_in(name)]
+    folders = [path.parent, (await host.resolve(path)).parent] if words else []
+    return list(dict.fromkeys(folder / word for word in words for folder in folders))
+
+
 async def names_layered(host: Host, path: Path) -> bool:
     """Whether a qcow2 image says that its backing file is qcow2 too, and so may have its own."""
     head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
+    return _extensions(head).get(_BACKING_FORMAT) == "qcow2"
+
+
+def _files_in(name: str) -> Iterator[str]:
+    """The files that QEMU's name of an image contains: a path, or options as JSON."""
+    if not name.startswith("json:"):
+        yield name.removeprefix("file:")
+        return
+    waiting = list[Any]()
+    with suppress(MalformedError):  # QEMU opens nothing by it, either
+        waiting.append(parse(name.removeprefix("json:"), any_text=True))
+    while waiting:
+        match waiting.pop():
+            case dict() as options:
+                waiting += options.values()
+                for key, value in options.items():
+                    if key.rpartition(".")[2] == "filename" and isinstance(value, str):
+                        yield value.removeprefix("file:")
+            case list() as several:
+                waiting += several
+
+
+async def _backing_in(host: Host, path: Path, head: bytes) -> str | None:
+    if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
+        return None
+    offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
+    if not offset or length > _MOST_NAME_BYTES:
+        return None
+    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+
+
+def _extensions(head: bytes) -> dict[int, str]:
+    """The extensions of a qcow2 image's header, as text; none if it is not qcow2."""
+    found = dict[int, str]()
+    if head[:4] != _MAGIC:
+        return found
     # Version 2 has a fixed header length, and no field for it.
     at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
     while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
         length = int.from_bytes(head[at + 4 : at + 8])
-        if kind == _BACKING_FORMAT:
-            return head[at + 8 : at + 8 + length] == b"qcow2"
+        found[kind] = head[at + 8 : at + 8 + length].decode(errors="surrogateescape")
         at += 8 + -(-length // 8) * 8
-    return False
+    return found
 
 
 async def snapshots_of(host: Host, path: Path) -> list[ImageSnapshot]:

@@ -1,9 +1,10 @@
 """Images in a host's own folder, and what uses each, so that unused ones can be removed.
 
 An image is in use if a VM, a checkpoint service, a replication or a running operation names it, by
-whatever path, or if another image has it as backing file.
+whatever path, or if another image needs it: as its backing file, or for its data.
 """
 
+import json
 import os
 import re
 import stat
@@ -21,7 +22,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
-from vmckpt.vm.disks.backing import backing_of, base_of_its_own, malformed
+from vmckpt.vm.disks.backing import base_of_its_own, malformed, named_by
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.users.path_user import path_user, remove_as
@@ -106,7 +107,7 @@ async def inspected(
             for path, file in files.items():
                 if checkpoint in path.name:  # future forks are based on it, even if there are none
                     users[file.identity].add(user)
-    await _add_backing(host, reached, users, identified)
+    await _add_needed(host, reached, users, identified)
     return [
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
@@ -378,29 +379,31 @@ def _of_domains(domains: Mapping[str, Iterable[Path]]) -> Iterator[tuple[str, Pa
         yield from ((f"domain {name}", path) for path in paths)
 
 
-async def _add_backing(
+async def _add_needed(
     host: Host,
     reached: Mapping[Path, str],
     users: dict[str, set[str]],
     identified: Callable[[Iterable[Path]], Awaitable[dict[Path, File]]],
 ) -> None:
-    """A backing file is used by the users of its overlay, recursively."""
+    """What an image needs, its backing file say, is used by the image's users; recursively."""
     seen, waiting = set[Path](), list(reached.items())
     while waiting:
         path, user = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        if (name := await backing_of(host, path)) is None:
-            continue
-        words = re.findall(r'"filename":\s*"([^"]+)"', name) if name.startswith("json:") else [name]
-        for word in words:
-            below = (await host.resolve(path)).parent / word.removeprefix("file:")
-            for where, file in (await identified([below])).items():
-                users[file.identity].add(user)
-                waiting.append((where, user))
+        for where, file in (await identified(await named_by(host, path))).items():
+            users[file.identity].add(user)
+            waiting.append((where, user))
 
 
 def _mentions(text: str, path: Path) -> bool:
-    """Whether a text names the file, by its name or a path to it."""
-    return re.search(rf"(?<![\w.-]){re.escape(path.name)}(?![\w.-])", text) is not None
+    """Whether a text names the file, by its name or a path to it.
+
+    In a record the name is spelled as JSON has it, in a text in a record so once more.
+    """
+    name = path.name
+    in_record = json.dumps(name)[1:-1]
+    spellings = dict.fromkeys((name, in_record, json.dumps(in_record)[1:-1]))
+    any_of = "|".join(map(re.escape, spellings))
+    return re.search(rf"(?<![\w.-])(?:{any_of})(?![\w.-])", text) is not None
