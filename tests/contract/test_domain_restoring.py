@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.contract.test_images import overlay
 from tests.fake_libvirtd import FakeLibvirtd
 from tests.qcow2 import with_snapshots
 from tests.unit.test_domain_facts import UUID, XML, facts
@@ -205,3 +206,15 @@ def test_internal_snapshots_from_before_the_checkpoint_stay(tmp_path: Path) -> N
     with pytest.raises(RefusedError, match="'web' cannot be replaced") as refused:
         asyncio.run(work._require_same())
     assert "clean" in refused.value.why
+
+
+def test_what_another_image_is_based_on_is_not_replaced(tmp_path: Path) -> None:
+    """A domain off whose image others are based on: they had another base from then on."""
+    image = tmp_path / "web.raw"
+    image.write_bytes(OLD)
+    work = restoring(tmp_path, of(image), in_place=True)
+    asyncio.run(work._require_same())
+    overlay(tmp_path / "clone.qcow2", str(image))
+    with pytest.raises(RefusedError, match="'web' cannot be replaced") as refused:
+        asyncio.run(work._require_same())
+    assert "image clone.qcow2" in refused.value.why

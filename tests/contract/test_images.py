@@ -33,6 +33,7 @@ IN_GERMAN = ["env", "LC_ALL=C.UTF-8", "LANGUAGE=de"]
 
 def overlay(path: Path, backing: str) -> None:
     """A qcow2 image of no clusters on a backing file."""
+    path.parent.mkdir(exist_ok=True)
     head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 512, len(backing), 16, 1 << 20)
     path.write_bytes(head.ljust(512, b"\0") + backing.encode())
 

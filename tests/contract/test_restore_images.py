@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from tests.contract.test_checkpoint_disks import SIZE
+from tests.contract.test_images import overlay
 from tests.contract.test_restore_disks import COPY, IN_PLACE, at_home, host, spec
 from tests.qcow2 import with_snapshots
 from vmckpt.checkpoint.catalogue.location import reading
@@ -415,6 +416,39 @@ def test_a_disk_that_another_vm_has_by_now_is_not_replaced_in_place(host: LocalH
     assert "web.raw, which 'web' no longer has, is in use" in told
 
 
+@pytest.mark.parametrize("user", ["a disk", "an overlay", "its own"])
+def test_what_another_image_is_based_on_is_not_replaced_in_place(
+    host: LocalHost, user: str
+) -> None:
+    """A VM off whose image others are based on: they had another base from their next start on."""
+    image = host.state_dir / "web.raw"
+    directory = vm_dir(host.state_dir, "clone")
+    directory.path.mkdir()
+    if user == "a disk":
+        directory.spec.write_text(spec(host.state_dir).replace('"web"', '"clone"'))
+    elif user == "an overlay":
+        overlay(host.state_dir / "elsewhere" / "clone.qcow2", str(image))
+        text = spec(host.state_dir / "elsewhere", "clone.qcow2").replace('"web"', '"clone"')
+        directory.spec.write_text(text)
+
+    async def refusals() -> list[str]:
+        asked = source(host)
+        async with reading(asked.location, asked.checkpoint) as point:
+            planned = await restores.plan_of(point, asked, IN_PLACE, host)
+            wanted = Wanted(planned.vm, images_of(planned, in_place=True), None, None)
+            return [one.reason for one in await ask(_disks(wanted)) if one.verdict == REFUSE]
+
+    if user == "its own":
+        assert asyncio.run(refusals()) == []
+        return
+    (told,) = asyncio.run(refusals())
+    assert "VM clone" in told
+    with pytest.raises(RefusedError, match="cannot be replaced") as refused:
+        asyncio.run(disks_alone.restore_disks(host, source(host), IN_PLACE))
+    assert "VM clone" in refused.value.why
+    assert image.read_bytes() == b"newer"
+
+
 @pytest.mark.parametrize("path", ["/dev/vg0/web", "volume"])
 def test_no_disk_is_restored_into_a_file_among_devices(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch, path: str
@@ -474,7 +508,7 @@ def test_internal_snapshots_from_before_the_checkpoint_stay(
         disks = [(image, "qcow2")]
         if not whole:
             try:
-                await require_replaceable(host, disks, "no", 100.5)
+                await require_replaceable(host, "web", disks, "no", 100.5)
             except RefusedError as exc:
                 return exc.why
             return ""

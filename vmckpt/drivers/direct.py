@@ -241,7 +241,7 @@ class DirectVm(NamedTuple):
 
         disks = [disk for disk in self.vm.spec.disks if not disk.read_only]
         written = [(disk.on(self.host.state_dir), disk.format) for disk in disks]
-        await require_replaceable(self.host, written, what)
+        await require_replaceable(self.host, self.name, written, what)
 
     async def restore_is_cut_off(self) -> bool:
         """Whether a restore or a checkpoint of it was interrupted, and is not settled yet."""

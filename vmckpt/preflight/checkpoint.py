@@ -16,7 +16,7 @@ from vmckpt.preflight.passthrough import away_names, free_checks, hook_checks, s
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.disks.backing import snapshots_of
-from vmckpt.vm.disks.images import used_besides
+from vmckpt.vm.disks.images import disk_of_others, standby_users, used_besides
 from vmckpt.vm.disks.shared_storage import is_device
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
@@ -106,11 +106,16 @@ async def restore_checks(to: Wanted, *, in_place: bool, lazy: bool, plugged: boo
 
 
 async def require_replaceable(
-    host: Host, disks: Iterable[tuple[Path, str]], what: str, taken_unix_s: float = inf
+    host: Host, name: str, disks: Iterable[tuple[Path, str]], what: str, taken_unix_s: float = inf
 ) -> None:
-    """Raises RefusedError if a restore must not replace one of the disks: paths and formats."""
+    """Raises RefusedError if a restore must not replace a disk of the VM or domain of that name.
+
+    `disks`: paths and formats.
+    """
+    own = (*standby_users(name), f"domain {name}")
     for path, kind in disks:
-        if found := await _irreplaceable(host, path, kind, taken_unix_s):
+        found = await _irreplaceable(host, path, kind, taken_unix_s)
+        if found := found or await _below_others(host, path, own):
             raise RefusedError(what, why=found.reason, remedy=found.remedy)
 
 
@@ -136,6 +141,19 @@ async def _irreplaceable(host: Host, path: Path, kind: str, taken_unix_s: float)
             "--as NAME",
         )
     return None
+
+
+async def _below_others(host: Host, path: Path, own: Sequence[str]) -> Finding | None:
+    """Why new content of a disk would be that of others too, if so. `own`: its VM."""
+    if not (users := await disk_of_others(host, path, own)):
+        return None
+    reason = f"{path} is a disk of others too, or they are based on it: {', '.join(users)}"
+    return Finding(
+        "disk-target",
+        REFUSE,
+        reason,
+        "remove them if nothing needs them; or make a copy: --as NAME",
+    )
 
 
 async def _files(restored: Wanted, read_only: Sequence[Path]) -> AsyncIterator[Finding]:
@@ -171,7 +189,10 @@ async def _disks(restored: Wanted) -> AsyncIterator[Finding]:
             yield Finding("disk-target", REFUSE, reason, "remove it, or choose another name")
             continue
         name = restored.vm.name
-        own = (f"VM {name}", f"replication of {name}")
+        own = standby_users(name)
+        if disk.is_own and (found := await _below_others(host, disk.path, own)):
+            yield found
+            continue
         if not (disk.is_new or disk.is_own) and await used_besides(host, disk.path, own):
             reason = f"{disk.path}, which '{name}' no longer has, is in use"
             remedy = f"see what uses it (vmckpt host images {host.name}), or make a copy: --as NAME"

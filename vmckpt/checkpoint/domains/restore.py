@@ -299,6 +299,7 @@ class DomainRestoring:
             raise self._in_the_way(*loss)
         await require_replaceable(
             self._host,
+            old.name,
             [(disk.image.path, disk.image.format) for disk in self._plan.disks],
             f"'{old.name}' cannot be replaced by the checkpoint",
             self._facts.taken_unix_s,

@@ -111,6 +111,7 @@ async def _in_place(old: Vm, point: Checkpoint, source: CheckpointSource) -> Dis
     taken_unix_s = known_facts(point.manifest.facts).taken_unix_s
     await require_replaceable(
         old.host,
+        old.name,
         [(image.path, image.format) for image in images],
         f"the disks of '{old.name}' cannot be replaced",
         taken_unix_s,

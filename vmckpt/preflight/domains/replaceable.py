@@ -35,7 +35,7 @@ async def require_replaceable(domain: Domain, what: str) -> None:
     """Raises RefusedError with `what` if a restore must not take the domain's place."""
     disks = domain.description.disks
     written = [(disk.path, disk.format) for disk in disks if disk.path and not disk.read_only]
-    await require_replaceable_disks(domain.host, written, what)
+    await require_replaceable_disks(domain.host, domain.name, written, what)
     async with libvirtd(domain.host) as session:
         if (loss := await loss_of(domain.uuid, session)) is not None:
             raise RefusedError(what, why=loss.why, remedy=loss.remedy)

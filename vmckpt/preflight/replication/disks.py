@@ -10,7 +10,7 @@ from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
 from vmckpt.qemu.disks.qcow2 import tables_bytes
 from vmckpt.units import format_size
-from vmckpt.vm.disks.images import disk_of_others
+from vmckpt.vm.disks.images import disk_of_others, standby_users
 from vmckpt.vm.disks.shared_storage import is_device, is_shared
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.spec.spec import Disk
@@ -56,7 +56,7 @@ async def _in_use(name: str, standby: Host, there: Path) -> Finding | None:
     may have it as a disk by now, or an image may be based on it.
     """
     try:
-        users = await disk_of_others(standby, there, name)
+        users = await disk_of_others(standby, there, standby_users(name))
     except (HostDownError, RefusedError) as exc:
         reason = f"it is unknown what uses {there} on {standby.name}: {exc.what}: {exc.why}"
         return Finding("disk-in-use", REFUSE, reason, exc.remedy)

@@ -8,7 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.replicate.disks.copies import discard, keep
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles, read_request
 from vmckpt.state.durable import storage_errors
-from vmckpt.vm.disks.images import disk_of_others
+from vmckpt.vm.disks.images import disk_of_others, standby_users
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec.spec import parse_spec
 
@@ -57,6 +57,7 @@ async def settle_here(directory: Path, fate: CopiesFate) -> None:
 async def _is_others(request: ReplicationRequest, path: Path) -> bool:
     """Whether another VM has it, or may have it, as its disk; it need not run."""
     try:
-        return bool(await disk_of_others(request.standby, path, request.vm))
+        own = standby_users(request.vm)
+        return bool(await disk_of_others(request.standby, path, own))
     except (HostDownError, RefusedError):
         return True

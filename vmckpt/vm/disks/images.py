@@ -125,14 +125,14 @@ async def used_besides(host: Host, path: Path, own: Collection[str]) -> bool:
     return any(not (user in own or user.startswith(cleanups)) for user in users)
 
 
-async def disk_of_others(host: Host, path: Path, name: str) -> list[str]:
-    """Whose disk the file is, or is below, besides the VM `name` and a standby of it.
+async def disk_of_others(host: Host, path: Path, own: Collection[str]) -> list[str]:
+    """Whose disk the file is, or is below, besides `own` (as in `HostImage.users`).
 
     Unlike `used_besides`, which counts more. Raises as `images_of` does.
     """
     found = await inspected(host, [path], await files_of_domains(host), disks_only=True)
     users = {user for image in found for user in image.users}
-    return sorted(users - {*standby_users(name)})
+    return sorted(users - {*own})
 
 
 def standby_users(name: str) -> tuple[str, ...]:
