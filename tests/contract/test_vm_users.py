@@ -405,6 +405,21 @@ def test_a_chain_that_root_named_is_opened(
     assert not may(user, "-w", lowest)
 
 
+def test_a_chain_below_a_link_is_where_qemu_looks_for_it(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    """An image moved to a larger disk, a link in its place: its VM did not start any more."""
+    base, larger = closed(place / "base"), place / "larger"
+    larger.mkdir()
+    larger.chmod(0o755)
+    overlay(larger / "disk.qcow2", Path("base"), "raw")
+    link = place / "disk.qcow2"
+    link.symlink_to(larger / "disk.qcow2")
+    user = set_it_up(host, files, link)
+    assert may(user, "-w", larger / "disk.qcow2")
+    assert may(user, "-r", base)
+
+
 def test_what_a_vm_wrote_is_not_believed_as_anothers_base(
     host: LocalHost, place: Path, files: QemuDir, device: Path
 ) -> None:

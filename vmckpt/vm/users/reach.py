@@ -60,7 +60,7 @@ async def _unreachable(host: Host, spec: Spec, user: VmUser) -> list[str]:
         if await host.exists(path):
             wanted.append(f"{'r' if disk.read_only else 'w'}{path}")
             if disk.format == "qcow2":
-                wanted += [f"r{path}" async for path in below(host, await host.resolve(path))]
+                wanted += [f"r{path}" async for path in below(host, path)]
     wanted += [f"r{path}" for path in spec.files]
     done = await host.run(user.command(["sh", "-c", _TRY, "sh", *wanted]))
     return done.stdout.splitlines() if not done.returncode else [done.stderr.strip()]

@@ -173,23 +173,25 @@ def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
 
 
 async def below(host: Host, image: Path) -> AsyncIterator[Path]:
-    """The backing files of a qcow2 image at its real path, as far as only root can have set them.
+    """The backing files of a qcow2 image, as far as only root can have set them.
 
+    A relative name is relative to the name of the image above, as QEMU has it, also of a link.
     Links at their ends are not followed: another user may have put one there.
     A guest that has broken out of QEMU can write anything into its own image, and any guest can
     into a raw one: it would get access to every file named there.
     """
-    is_layered, seen = True, {image}
-    while is_layered and await owner_of(host, image) == 0:
-        if not (name := await backing_of(host, image)):
+    real = await host.resolve(image)
+    is_layered, seen = True, {real}
+    while is_layered and await owner_of(host, real) == 0:
+        if not (name := await backing_of(host, real)):
             return
-        is_layered = await names_layered(host, image)
-        base = image.parent / name.removeprefix("file:")
-        image = await host.resolve(base)
-        if image in seen or not await host.exists(image):
+        is_layered = await names_layered(host, real)
+        image = image.parent / name.removeprefix("file:")
+        real = await host.resolve(image)
+        if real in seen or not await host.exists(real):
             return  # QEMU reports it
-        seen.add(image)
-        yield base
+        seen.add(real)
+        yield image
 
 
 async def owner_of(host: Host, path: Path) -> int | None:
@@ -271,14 +273,13 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
     wanted += [(path, path == variables) for path in spec.files]
     layered = {disk.on(host.state_dir) for disk in spec.disks if disk.format == "qcow2"}
     for path, is_writable in wanted:
-        image = await host.resolve(path)
-        if await host.exists(image):  # otherwise QEMU reports it
+        if await host.exists(path):  # otherwise QEMU reports it
             # By their names, not where these lead: `grant` knows whose links it may follow.
             yield _image(path, user, writable=is_writable)
             # Found before it is the VM's: what that writes into it is not trusted. A raw image is
             # written entirely by its guest, so it is untrusted.
             if path in layered:
-                async for base in below(host, image):
+                async for base in below(host, path):
                     yield _image(base, user, writable=False)
 
 
