@@ -21,7 +21,8 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.compression import compress
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
+from vmckpt.store.files import checkpoint_file
 from vmckpt.store.files.checkpoint_file import AreaMap, Maps, encode_maps
 from vmckpt.store.files.header import FileKind
 from vmckpt.store.files.manifest import (
@@ -208,6 +209,44 @@ def test_hostile_maps(bench: Bench) -> None:
         other = json.dumps(words).encode()
         written[write_checkpoint(store, 99, other, area(4096, 4096))] = "another shape"
     bench.require_harmless(written, manifests_are_bad=False)
+
+
+def test_a_manifest_of_a_few_bytes_takes_no_memory_for_millions_of_values(bench: Bench) -> None:
+    """25 KB took 6 GB and a minute of each command that lists checkpoints."""
+    text = json.dumps(manifest_words()).replace('"x"', '"x","l":[' + "[]," * (5 << 20) + "[]]")
+    maps = maps_bytes({"base": None, "packs": [], "areas": []})
+    with open_store(str(bench.location)) as store:
+        one = write_checkpoint(store, 1, text.encode(), maps)
+        assert (bench.location / "checkpoints" / one).stat().st_size < 25_000
+    bench.require_harmless({one: "millions of values"}, manifests_are_bad=True)
+
+
+HUGE = ["store", "config/1", f"damaged/{5:032x}", f"maps/{5:032x}"]
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_file_of_any_size_is_not_read_into_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever may write there makes one that takes no space: each command ended as by a bug."""
+    monkeypatch.setattr(checkpoint_file, "_MOST_MAPS_BYTES", 1 << 20)
+    (bench.location / name).parent.mkdir(exist_ok=True)
+    with (bench.location / name).open("wb") as file:
+        file.truncate(1 << 43)
+    with open_store(str(bench.location)) as store:
+        more = save(store, bench.ram, parent=bench.good, dirty=np.arange(3))
+        require_same(store, more, bench.ram)
+        assert name in {one.name for one in check(store).findings}
+        collect(store, plan_gc(store))
+        assert check(store).whole
+
+
+def test_what_this_machine_has_no_memory_for_can_be_read_elsewhere(bench: Bench) -> None:
+    path = bench.location / f"maps/{5:032x}"
+    with path.open("wb") as file:
+        file.truncate(1 << 43)
+    with open_store(str(bench.location)) as store, pytest.raises(UnreadableError, match="here"):
+        store.opened.backend.read(f"maps/{5:032x}")
 
 
 def huge_table(trailer: list[int]) -> list[int]:

@@ -148,7 +148,7 @@ class ArchiveBackend(_Objects):
             raise damaged(f"{self.location} is damaged", "its table is not what was written")
         spans = dict[str, tuple[int, int]]()
         with decoding(self.location):  # anyone can compute such a checksum
-            for written in listed(json_of(table), _MOST_OBJECTS):
+            for written in listed(json_of(table, 3 * _MOST_OBJECTS), _MOST_OBJECTS):
                 name, first, bytes_ = row(written, 3)
                 spans[text(name)] = count(first, start), count(bytes_, start)
         if start != len(MAGIC) + sum(bytes_ for _, bytes_ in spans.values()):

@@ -26,7 +26,7 @@ from vmckpt.store.backends.files import (
     storage_error,
     write_all,
 )
-from vmckpt.store.errors import UnreadableError, there_already
+from vmckpt.store.errors import UnreadableError, there_already, too_large
 from vmckpt.store.files.config import OBJECT_FOLDERS, read_config
 
 # Unfinished objects, and what killed writers left.
@@ -91,7 +91,10 @@ class LocalBackend:
         with self._reading(name) as fd:
             # Not more than the file has: its content may claim that a part is 4 GiB.
             left = max(0, os.fstat(fd).st_size - start)
-            return read_all(fd, start, left if length is None else min(left, length))
+            try:
+                return read_all(fd, start, left if length is None else min(left, length))
+            except MemoryError as exc:
+                raise too_large(name, "it takes more memory than there is") from exc
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of a file."""

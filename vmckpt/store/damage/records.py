@@ -258,7 +258,7 @@ class DamageRecords:
 
     def _read_once(self, name: str) -> list[Damage]:
         full = f"{DAMAGED}/{name}"
-        data = self._backend.read(full)
+        data = self._backend.read(full, 0, _MOST_BYTES)
         seal = self._sealer.file(self._header.read(data, full), full)
         plain = unpack(seal.open(Box.DAMAGED, 0, data[HEADER_BYTES:]), None, full, _MOST_BYTES)
         with decoding(full):

@@ -123,7 +123,7 @@ class CheckpointFiles:
     def _read_base(self, base_id: bytes) -> Maps:
         name = self.base_name(base_id)
         try:
-            data = self.backend.read(name)
+            data = self.backend.read(name, 0, _MOST_MAPS_BYTES)
         except MissingError as exc:
             raise damaged(f"{name} is missing", "a checkpoint's maps rest on it") from exc
         header = self.header(FileKind.MAPS).read(data, name)

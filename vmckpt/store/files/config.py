@@ -252,7 +252,7 @@ def _copies(backend: Backend) -> dict[str, Read | None]:
 
 def _copy(backend: Backend, name: str) -> Read | None:
     try:
-        return backend.read(name)
+        return backend.read(name, 0, _MOST_BYTES)
     except UnreadableError as exc:
         return exc
     except MissingError:

@@ -18,6 +18,8 @@ from vmckpt.store.errors import damaged, too_large
 # Nesting limit of a checkpoint maker's facts.
 MOST_DEPTH = 64
 MOST_NAME = 255
+# A few KiB of zstd become hundreds of MiB of values. No file has more: 2^22 packs, and the rest.
+_MOST_VALUES = (1 << 22) + (1 << 20)
 _SHOWN = 60
 
 
@@ -41,8 +43,10 @@ def decoding(name: str) -> Iterator[None]:
         raise damaged(f"{name} is damaged", f"it is malformed: {str(exc)[:200]}") from exc
 
 
-def json_of(data: bytes) -> Any:
-    """Parse JSON within the nesting limit."""
+def json_of(data: bytes, most_values: int = _MOST_VALUES) -> Any:
+    """Parse JSON within the limits of nesting and of values."""
+    if data.count(b",") > most_values:
+        raise ValueError(f"it has more than {most_values} values")
     found = json.loads(data, parse_constant=_refuse)
     level, depth = [found], 0
     while level:
