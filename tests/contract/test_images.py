@@ -16,6 +16,7 @@ from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration import disks as disks_module
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.disks.backing import base_of_its_own
@@ -257,6 +258,40 @@ def test_an_image_that_others_need_stays_when_its_vm_moves(
     plan = asyncio.run(plan_disks(Owned(a, "golden", (disk,), ("disk0",)), b, Disks.AUTO, known))
     (copy,) = plan.copies
     assert copy.keep is (user != "nothing")
+
+
+@pytest.mark.parametrize("user", ["nothing", "spec", "overlay", "another of that path"])
+def test_an_image_that_a_third_hosts_vm_needs_stays_when_its_vm_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    """On storage that it shares with the source, but the destination does not: it was removed."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "a"))
+    a, b, c = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("local", "b", "c"))
+    golden = tmp_path / "san/golden.raw"
+    golden.parent.mkdir()
+    golden.write_bytes(b"x")
+    (tmp_path / "a/hosts").mkdir(parents=True)
+    entry = {"kind": "local", "state_dir": str(c.state_dir), "migration_address": "127.0.0.1"}
+    (tmp_path / "a/hosts/c.json").write_text(json.dumps(entry))
+    a = replace(a, state_dir=tmp_path / "a")
+    a_vm(a, "golden", f'path = "{golden}"\nformat = "raw"')
+    match user:
+        case "spec" | "another of that path":
+            a_vm(c, "web", f'path = "{golden}"\nformat = "raw"')
+        case "overlay":
+            overlay(c.state_dir / "web.qcow2", str(golden))
+            a_vm(c, "web", f'path = "{c.state_dir}/web.qcow2"')
+    if user == "another of that path":
+
+        async def not_shared(*_: object) -> tuple[bool, str]:
+            return False, ""
+
+        monkeypatch.setattr(disks_module, "is_shared", not_shared)
+    disk = Disk(golden, "raw", None, False, "none", "disk0")
+    known = {"disk0": DiskImage("disk0", 1 << 20, 1, ())}
+    owned = Owned(a, "golden", (disk,), ("disk0",), {"disk0": tmp_path / "b.raw"})
+    (copy,) = asyncio.run(plan_disks(owned, b, Disks.COPY, known)).copies
+    assert copy.keep is (user in ("spec", "overlay"))
 
 
 def test_unused_images_are_listed_and_removed_on_request(host: LocalHost, tmp_path: Path) -> None:
