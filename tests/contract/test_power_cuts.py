@@ -275,6 +275,21 @@ def test_a_new_vm_has_its_disk(root: Path, tmp_path: Path) -> None:
             assert (state / "images/web.raw").exists(), when
 
 
+def test_an_image_is_whole_or_not_there(root: Path, tmp_path: Path) -> None:
+    """Cut off while it was made it was empty, and the next `vm run` took it for the VM's disk."""
+    host = with_qemu_img(a_host(root), tmp_path)
+    image = root / "images/web.raw"
+
+    async def make() -> None:
+        await host.make_dir(image.parent)
+        await create_image(host, image, "raw", 4096)
+
+    found = cuts(root, make, tmp_path)
+    seen = [(state / "images/web.raw") for _, state in found]
+    assert {path.stat().st_size for path in seen if path.exists()} == {4096}
+    assert [path.name for path in image.parent.iterdir()] == ["web.raw"]
+
+
 def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
     source, target = a_host(root / "a", "a"), a_host(root / "b", "b")
     target = with_qemu_img(target, tmp_path)

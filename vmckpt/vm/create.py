@@ -1,7 +1,8 @@
 """Create a VM from its spec, started or off, and give one that is off another spec."""
 
+import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 from vmckpt.errors import (
@@ -11,7 +12,7 @@ from vmckpt.errors import (
     UsageError,
     VmckptError,
 )
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Completed, Host
 from vmckpt.hosts.inventory.directories import state_dir
 from vmckpt.hosts.inventory.drained import require_open
 from vmckpt.hosts.inventory.inventory import all_hosts, local_host
@@ -220,28 +221,47 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
     """Create an empty disk image; nothing may exist at `path`. Raises OperationFailedError.
 
-    It is durable on return: otherwise data that a guest flushes later could be lost with its name.
+    It is there complete and durable, or not at all: cut off in between, an unfinished one would be
+    taken for the VM's disk, and data that a guest flushes later could be lost with its name.
     """
-    # qemu-img would follow another user's dangling symbolic link.
-    done = await host.run(["sh", "-c", 'set -C; : >"$1"', "sh", str(path)])
-    if done.returncode:
-        raise OperationFailedError(
-            f"cannot create disk image {path} on {host.name}",
-            why=done.stderr.strip(),
-            remedy="remove what stands there, or correct the path",
-        )
-    done = await host.run(
-        [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
-    )
-    if not done.returncode:
-        done = await host.run(["sync", "--", str(path), str(path.parent)])
+    part = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
+    try:
+        await _write_image(host, part, path, [image_format, str(size_bytes)])
+    finally:
+        with suppress(VmckptError):  # the host is down
+            await finish(host.remove(part))
+    done = await host.run(["sync", "--", str(path.parent)])
     if done.returncode:
         await host.remove(path)
-        raise OperationFailedError(
-            f"cannot create disk image {path} on {host.name}",
-            why=done.stderr.strip(),
-            remedy="check the path and free space",
-        )
+        raise _not_created(host, path, done)
+
+
+async def _write_image(host: Host, part: Path, path: Path, words: list[str]) -> None:
+    """Write it as `part`, and give it its name, if nothing has that."""
+    # qemu-img would follow another user's dangling symbolic link.
+    begin = 'test -e "$2" || test -L "$2" && { echo "it exists already" >&2; exit 1; }; '
+    begin += 'set -C; : >"$1"'
+    image_format, size = words
+    for command in (
+        ["sh", "-c", begin, "sh", str(part), str(path)],
+        [str(qemu_img(host)), "create", "-q", "-f", image_format, str(part), size],
+        ["sync", "--", str(part)],
+        ["ln", "-T", "--", str(part), str(path)],
+    ):
+        done = await host.run(command)
+        if done.returncode and command[0] == "ln" and not await host.exists(path):
+            # A file system without hard links.
+            done = await host.run(["mv", "-n", "-T", "--", str(part), str(path)])
+        if done.returncode:
+            raise _not_created(host, path, done)
+
+
+def _not_created(host: Host, path: Path, done: Completed) -> OperationFailedError:
+    return OperationFailedError(
+        f"cannot create disk image {path} on {host.name}",
+        why=done.stderr.strip(),
+        remedy="check the path, free space, and that nothing stands there",
+    )
 
 
 def qemu_img(host: Host) -> Path:
