@@ -12,6 +12,7 @@ import pytest
 from tests.commands import vmckpt
 from tests.faulty_host import Fault, FaultyHost
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
@@ -20,7 +21,17 @@ from vmckpt.preflight.migration import disks as disks_module
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.disks.backing import base_of_its_own
-from vmckpt.vm.disks.images import HostImage, images_of, remove_image, remove_own
+from vmckpt.vm.disks.images import (
+    HostImage,
+    files_of_domains,
+    images_of,
+    remove_image,
+    remove_own,
+)
+from vmckpt.vm.domains import inventory
+from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.inventory import Domain, as_domain
+from vmckpt.vm.domains.replies import DomainInfo
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
 from vmckpt.vm.spec.spec import Disk
@@ -28,6 +39,7 @@ from vmckpt.vm.spec.spec import Disk
 pytestmark = pytest.mark.contract
 
 PLATFORM = Platform("q35", "tcg", "qemu64")
+UUID = "1f35de32-7e71-4af7-8d9b-1a3c5f3a0a01"
 # As after a login to a host whose language is another.
 IN_GERMAN = ["env", "LC_ALL=C.UTF-8", "LANGUAGE=de"]
 
@@ -147,6 +159,31 @@ def test_what_an_image_is_based_on_is_where_qemu_looks_for_it(
     found = users(host)
     assert found["base.raw"] == ("image web.qcow2",)
     assert (found["dotted.raw"], found["data.raw"]) == (("VM db",), ("VM mail",))
+
+
+def test_a_domain_uses_more_than_its_disks(
+    host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vm rm --disks` of a domain whose XML was copied from it removed its UEFI variables."""
+    images = tmp_path / "images"
+    for name in ("disk.qcow2", "base.raw", "vars.fd", "vmlinuz"):
+        (images / name).write_bytes(b"x")
+    chain = f"<backingStore type='file'><source file='{images}/base.raw'/></backingStore>"
+    xml = f"""<domain type='kvm'><name>web</name><uuid>{UUID}</uuid>
+        <os><type>hvm</type><kernel>{images}/vmlinuz</kernel><nvram>{images}/vars.fd</nvram></os>
+        <devices><disk type='file'><source file='{images}/disk.qcow2'/>{chain}
+        <target dev='vda'/></disk></devices></domain>"""
+    host = replace(host, libvirt=tmp_path / "libvirt-sock")
+    seen = DomainInfo(UUID, "web", DomainState.SHUTOFF, 1, persistent=True, xml=xml)
+
+    async def all_domains(_: object) -> Answers[Domain]:
+        return Answers([as_domain(host, seen)], [])
+
+    monkeypatch.setattr(inventory, "all_domains", all_domains)
+    found = asyncio.run(files_of_domains(host))
+    assert set(users(host, **found).values()) == {("domain web",)}
+    kept = asyncio.run(remove_own(host, [images / "vars.fd"]))[1]
+    assert kept == {str(images / "vars.fd"): "domain web"}
 
 
 @pytest.mark.parametrize("name", ["größe.raw", 'the "old" one.raw'])

@@ -141,18 +141,19 @@ def standby_users(name: str) -> tuple[str, ...]:
 
 
 async def files_of_domains(host: Host) -> dict[str, list[Path]]:
-    """The disks of the host's libvirt domains. Raises HostDownError if libvirtd is silent."""
+    """What the host's libvirt domains use, disks above all.
+
+    Raises HostDownError if libvirtd is silent.
+    """
     if host.libvirt is None:
         return {}
+    from vmckpt.vm.domains.definition.description import files_in
     from vmckpt.vm.domains.inventory import all_domains
 
     found = await all_domains([host])
     if found.silent:
         raise found.silent[0]
-    return {
-        domain.name: [disk.path for disk in domain.description.disks if disk.path]
-        for domain in found.given
-    }
+    return {domain.name: files_in(domain.seen.xml) for domain in found.given}
 
 
 async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> list[HostImage]:

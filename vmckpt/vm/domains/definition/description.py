@@ -120,6 +120,19 @@ def parse_domain(xml: str) -> Description:
         raise unreadable("a domain's XML", f"{type(exc).__name__}: {exc}") from exc
 
 
+def files_in(xml: str) -> list[Path]:
+    """All files that a domain's XML names: its disks, what these are based on, its firmware.
+
+    Raises UsageError if it is not XML.
+    """
+    root = parse_xml(xml, "a domain's XML")
+    sources = root.iterfind("devices/disk//source")
+    found = [source.get("file") or source.get("dev") for source in sources]
+    variables = variables_of(root)
+    own = [] if variables is None else [str(variables.path)]
+    return [Path(text) for text in (*found, *_files(root), *own) if text]
+
+
 def parse_xml(text: str, what: str) -> ElementTree.Element:
     """Parse libvirt's XML; returns the root. Raises UsageError.
 
