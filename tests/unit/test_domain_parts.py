@@ -138,6 +138,23 @@ def test_disks_get_other_images_and_nothing_else_changes() -> None:
     assert root.find("devices/graphics").get("passwd") == "secret"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<slices><slice type='storage' offset='65536' size='1048576'/></slices>",
+        "<dataStore type='file'><format type='raw'/><source file='/i/web.raw'/></dataStore>",
+    ],
+)
+def test_a_new_image_of_that_path_has_all_of_its_content(inside: str) -> None:
+    """In place its guest read the restored image from the slice's offset on: other content."""
+    source = "<source dev='/dev/vg/data'/>"
+    text = changed(source, f"<source file='/i/b.raw'>{inside}</source>")
+    made = with_images(text, {"vdb": ImageFile(Path("/i/b.raw"), "raw")})
+    assert inside in text
+    assert [one.tag for one in ElementTree.fromstring(made).iterfind(".//source/*")] == []
+    assert "/i/b.raw" in made
+
+
 def copied(
     *, isolated: bool, macs: tuple[str, ...] | None = ("52:54:00:bb:00:01",)
 ) -> ElementTree.Element:
@@ -190,6 +207,30 @@ def test_a_copy_that_would_share_the_originals_files_is_refused(device: str) -> 
     with pytest.raises(RefusedError, match="web-2") as caught:
         as_copy(changed("</devices>", f"{device}</devices>"), new)
     assert "the copy would use too" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "<redirdev bus='usb' type='tcp'><source mode='connect' host='::1' service='4'/></redirdev>",
+        "<rng model='virtio'><backend model='egd' type='udp'>"
+        "<source mode='connect' host='::1' service='41'/></backend></rng>",
+        "<filesystem type='mount'><source dir='/srv'/><target dir='srv'/></filesystem>",
+        "<hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>",
+        "<shmem name='both'><model type='ivshmem-plain'/></shmem>",
+        "<vsock model='virtio'><cid auto='no' address='3'/></vsock>",
+        "<input type='evdev'><source dev='/dev/input/event1'/></input>",
+    ],
+)
+def test_a_copy_has_nothing_else_of_its_originals_host(device: str) -> None:
+    """An isolated one was connected; from its next start on one had the original's directory."""
+    new = DomainIdentity("web-2", "22222222-2222-2222-2222-222222222222", None, isolated=True)
+    with pytest.raises(RefusedError, match="web-2") as caught:
+        as_copy(changed("</devices>", f"{device}</devices>"), new)
+    assert "the copy would use too" in caught.value.why
+    harmless = "<redirdev bus='usb' type='spicevmc'/><rng model='virtio'>"
+    harmless += "<backend model='random'>/dev/urandom</backend></rng><input type='tablet'/>"
+    as_copy(changed("</devices>", f"{harmless}</devices>"), new)
 
 
 def with_arguments(*words: str) -> str:

@@ -28,7 +28,21 @@ _BASES = ("backingStore", "mirror")
 _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 _ARGUMENTS = f"{_QEMU}commandline/{_QEMU}arg"
 _HARMLESS = frozenset({"boot", "cpu", "device", "global", "rtc", "set", "smp"})
-_CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
+_CHARACTER_DEVICES = ("serial", "console", "parallel", "channel", "redirdev")
+# What the content of an image is in besides its file.
+_ELSEWHERE = ("slices", "dataStore")
+# Devices of which one machine's would be another's, too. The definition may have more of them than
+# a domain that could be captured: they come with its next start.
+_OF_THE_HOST = {
+    "hostdev": "a device of its host",
+    "filesystem": "a directory of its host",
+    "shmem": "memory shared with others",
+    "vsock": "an address of its host",
+    "input[@type='evdev']": "an input device of its host",
+    "input[@type='passthrough']": "an input device of its host",
+    "rng/backend[@model='egd']": "a service for random numbers",
+    "pstore": "a file of its host (pstore)",
+}
 
 
 class DomainIdentity(NamedTuple):
@@ -74,6 +88,8 @@ def _has(disk: ElementTree.Element, image: ImageFile) -> bool:
     source, driver = disk.find("source"), disk.find("driver")
     if source is None or driver is None or any(disk.find(name) is not None for name in _BASES):
         return False
+    if any(source.find(name) is not None for name in _ELSEWHERE):
+        return False
     return (source.get("file"), driver.get("type")) == (str(image.path), image.format)
 
 
@@ -101,6 +117,9 @@ def as_copy(xml: str, new: DomainIdentity) -> str:
             element = ElementTree.SubElement(root, tag)
         element.text = text
     _require_own_arguments(root, new.name)
+    for path, what in _OF_THE_HOST.items():
+        if root.find(f"devices/{path}") is not None:
+            raise _shared(new.name, f"the original has {what}")
     _change_platform(root, new)
     for metadata in root.iterfind("metadata"):
         for own in metadata.findall(_HEARTBEATS):
@@ -178,9 +197,13 @@ def _change_character_device(device: ElementTree.Element, name: str) -> None:
         if kind == "pty" or (kind == "unix" and path.startswith(_LIBVIRTS)):
             device.remove(source)  # libvirt makes another one
         elif kind not in ("null", "spicevmc", "spiceport", "qemu-vdagent"):
-            raise RefusedError(
-                f"the checkpoint cannot become '{name}'",
-                why=f"the original's {device.tag} of type {kind} uses {path or 'an address'}, "
-                "which the copy would use too",
-                remedy="restore the domain itself: --in-place, or where there is none of its name",
-            )
+            used = f"the original's {device.tag} of type {kind} uses {path or 'an address'}"
+            raise _shared(name, used)
+
+
+def _shared(name: str, used: str) -> RefusedError:
+    return RefusedError(
+        f"the checkpoint cannot become '{name}'",
+        why=f"{used}, which the copy would use too",
+        remedy="restore the domain itself: --in-place, or where there is none of its name",
+    )
