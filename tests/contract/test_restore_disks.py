@@ -14,10 +14,13 @@ from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.catalogue.catalogue import catalogue
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.operate import restoring
+from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.restore import restore_disks as module
 from vmckpt.checkpoint.restore.making import settle
 from vmckpt.checkpoint.restore.requests import CheckpointSource, RestoreOptions
 from vmckpt.checkpoint.restore.restore_disks import DisksRestored, restore_disks
+from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.driver import remove_with_disks
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -315,6 +318,34 @@ def test_a_copy_is_off_where_its_machine_does_not_fit(host: LocalHost) -> None:
     assert vm.directory.identity.exists()
     with pytest.raises(RefusedError, match="already"):
         restored(host, COPY)
+
+
+@pytest.mark.usefixtures("_fits")
+def test_a_copy_can_be_made_again_when_it_was_removed_with_its_disks(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    """Its UEFI variables stayed, and no copy of that name could be made. So did a guard's."""
+    (tmp_path / "vars.fd").write_bytes(b"variables")
+    firmware = f'[firmware]\ncode = "{tmp_path}/vars.fd"\nvars = "{tmp_path}/vars.fd"\n'
+    disks = (DiskFacts(str(tmp_path / "web.raw"), "raw", SIZE, read_only=False, area="disk-0"),)
+    text = spec(tmp_path).replace('[boot]\nkernel = "/boot/vmlinuz"\n', firmware)
+    said = replace(facts("uefi"), spec=text, disks=disks, macs=())
+    make_checkpoint(tmp_path / "uefi", said.to_json())
+    location = str(tmp_path / "uefi/checkpoints")
+    with open_store(location) as store:
+        one = store.find("uefi")
+    source = CheckpointSource(location, one.id, known=digest(one), is_foreign=False)
+    for _ in range(2):
+        asyncio.run(restore_disks(host, source, COPY))
+        vm = asyncio.run(read_vm(host, "copy"))
+        assert vm is not None
+        assert (tmp_path / "images/copy-vars.fd").read_bytes() == b"variables"
+        removed = asyncio.run(remove_with_disks(DirectVm(vm))).removed_disks
+        assert [Path(one).name for one in removed] == ["copy-0.raw", "copy-vars.fd"]
+    at_home(host, text, ProcessId(0, 0))  # what its user has given it stays
+    web = asyncio.run(read_vm(host, "web"))
+    assert web is not None
+    assert DirectVm(web).own_images() == [tmp_path / "web.raw"]
 
 
 @pytest.mark.usefixtures("_fits")

@@ -116,9 +116,13 @@ class DirectVm(NamedTuple):
         return RemovedVm(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
 
     def own_images(self) -> "list[Path]":
-        """The paths of the disks that it writes."""
-        disks = self.vm.spec.disks
-        return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
+        """The paths of the disks that it writes, and of UEFI variables that were made for it."""
+        from vmckpt.vm.paths import images_dir
+
+        spec, state_dir = self.vm.spec, self.host.state_dir
+        disks = [disk.on(state_dir) for disk in spec.disks if not disk.read_only]
+        variables = [spec.firmware.vars] if spec.firmware else []
+        return [*disks, *(path for path in variables if path.parent == images_dir(state_dir))]
 
     async def examine(self, destination: Host, options: "MigrationOptions") -> "Examined":
         """Check whether it can be migrated, and what would be copied; changes nothing."""
