@@ -11,8 +11,8 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from tests.commands import vmckpt
+from tests.fake_libvirtd import FakeLibvirtd
 from tests.unit.test_guard_records import request as asked
 from vmckpt.drivers.direct import DirectVm
 from vmckpt.drivers.domain import LibvirtDomain
@@ -33,6 +34,7 @@ from vmckpt.fleet.guard.record import GuardPhase, GuardProof, GuardRecord, Where
 from vmckpt.fleet.guard.rollback import run_hook
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
+from vmckpt.vm.domains import sessions
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.replies import DomainInfo
@@ -310,15 +312,25 @@ def test_what_needs_an_agent_is_refused_where_there_is_none(
 
 
 def test_no_copy_is_to_prove_the_checkpoint_of_a_domain_that_none_can_be_made_of(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was refused after the checkpoint had been taken."""
+    later = [""]
 
-    def domain(devices: str) -> LibvirtDomain:
-        xml = (
+    def described(devices: str) -> str:
+        return (
             "<domain type='kvm'><name>web</name><os><type machine='q35'>hvm</type></os>"
             f"<devices>{devices}</devices></domain>"
         )
+
+    @asynccontextmanager
+    async def libvirtd(host: Any) -> AsyncIterator[FakeLibvirtd]:
+        yield FakeLibvirtd(host, definition=described(later[0]))
+
+    monkeypatch.setattr(sessions, "libvirtd", libvirtd)
+
+    def domain(devices: str) -> LibvirtDomain:
+        xml = described(devices)
         seen = DomainInfo("1" * 32, "web", DomainState.RUNNING, 1, True, xml)
         return LibvirtDomain(as_domain(LocalHost("a", tmp_path, "::1"), seen))
 
@@ -328,6 +340,14 @@ def test_no_copy_is_to_prove_the_checkpoint_of_a_domain_that_none_can_be_made_of
     assert "--proof read" in refused.value.remedy
     asyncio.run(require_provable(shared, GuardProof.READ))
     asyncio.run(require_provable(domain("<serial type='pty'/>"), GuardProof.RUN))
+    # Nor where it is to have that with its next start.
+    for one in (
+        "<filesystem type='mount'><source dir='/srv'/><target dir='srv'/></filesystem>",
+        "<disk type='file'><source file='/srv/more.raw'/><target dev='vdz'/></disk>",
+    ):
+        later[0] = one
+        with pytest.raises(RefusedError, match="no copy of 'web'"):
+            asyncio.run(require_provable(domain("<serial type='pty'/>"), GuardProof.RUN))
 
 
 def test_a_vm_that_does_not_run_is_not_well() -> None:

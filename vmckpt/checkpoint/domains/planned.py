@@ -124,28 +124,34 @@ def plan_copy(
         overlays,
     )
     disks = _disks(facts, domain, where)
-    known = {part.target for part in parts_of(domain.xml).disks}
-    later = parts_of(domain.definition).disks if domain.definition else ()
-    for part in later:
-        if part.target not in known and not part.read_only:
-            raise RefusedError(
-                f"the checkpoint cannot become '{name}'",
-                why=f"the original had disk {part.target} ({part.path}) from its next start on: a "
-                "copy would share it, since the checkpoint has no content for it",
-                remedy="take another checkpoint when the domain has that disk, or has lost it",
-            )
-    texts = [as_copy(text, new) if text else "" for text in (domain.xml, domain.definition)]
+    texts = _texts_of_copy(domain.xml, domain.definition, new)
     planned = _planned(name, new.uuid, texts, disks, _variables(domain, where))
     return replace(planned, is_copy=True)
 
 
-def why_no_copy(xml: str) -> str:
+def why_no_copy(xml: str, definition: str) -> str:
     """Why a checkpoint of the domain could not become a copy that is isolated, if so."""
     try:
-        as_copy(xml, DomainIdentity("copy", str(uuid.uuid4()), None, isolated=True))
+        _texts_of_copy(
+            xml, definition, DomainIdentity("copy", str(uuid.uuid4()), None, isolated=True)
+        )
     except RefusedError as exc:
         return exc.why
     return ""
+
+
+def _texts_of_copy(xml: str, definition: str, new: DomainIdentity) -> tuple[str, str]:
+    """The XML of a copy, and its definition ("": none). Raises RefusedError."""
+    known = {part.target for part in parts_of(xml).disks}
+    for part in parts_of(definition).disks if definition else ():
+        if part.target not in known and not part.read_only:
+            raise RefusedError(
+                f"the checkpoint cannot become '{new.name}'",
+                why=f"the original had disk {part.target} ({part.path}) from its next start on: a "
+                "copy would share it, since the checkpoint has no content for it",
+                remedy="take another checkpoint when the domain has that disk, or has lost it",
+            )
+    return as_copy(xml, new), as_copy(definition, new) if definition else ""
 
 
 def _planned(

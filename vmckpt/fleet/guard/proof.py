@@ -30,8 +30,13 @@ async def require_provable(vm: Driver, proof: GuardProof) -> None:
 
     if proof is GuardProof.RUN and isinstance(vm, LibvirtDomain):
         from vmckpt.checkpoint.domains.planned import why_no_copy
+        from vmckpt.vm.domains.sessions import libvirtd
 
-        if why := why_no_copy(vm.domain.seen.xml):
+        seen, definition = vm.domain.seen, ""
+        if seen.persistent:
+            async with libvirtd(vm.host) as session:
+                definition = await session.definition(seen.uuid)
+        if why := why_no_copy(seen.xml, definition):
             raise RefusedError(
                 f"no copy of '{vm.name}' can prove its checkpoint",
                 why=why,
