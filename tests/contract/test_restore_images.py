@@ -342,6 +342,23 @@ def test_a_name_in_use_fails_its_fork_alone(
     assert "QEMU did not start" in second.error
 
 
+def test_forks_load_nothing_if_every_name_is_in_use(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the memory was loaded, which takes minutes, and room reserved for it."""
+    all_fits(monkeypatch, forks, lambda: None)
+    monkeypatch.setattr(Area, "stream", lambda *_: pytest.fail("it is loaded"))
+    asked = source(host)
+    wish = two_forks(asked)
+
+    async def forked() -> list[Forked]:
+        first, second = (lock_path(host.state_dir, name) for name in wish.names)
+        async with host.lock(first, owner("vm run")), host.lock(second, owner("vm run")):
+            return await forks.fork(host, asked.location, wish, run="r")
+
+    assert all("vm run" in one.error for one in asyncio.run(forked()))
+
+
 def test_a_fork_that_runs_stays_where_a_full_disk_keeps_its_record_from_being_finished(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,9 @@ class _Forking:
         # First: loading memory takes long, and other hosts see by these locks that the names are
         # in use.
         refused = [await self._refused(one.vm.name, locks) for one in planned]
+        if all(refused):
+            names = (one.vm.name for one in planned)
+            return [Forked(name, 0.0, why) for name, why in zip(names, refused, strict=True)]
         spec = planned[0].spec
         room = ForkRoom(len(planned), self._facts.memory_bytes, spec.ram_dir, spec.overcommit)
         async with room_for_all(self._host, self._run_name, self._point, room):
