@@ -3,16 +3,20 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.power_cut import Disk, lay_out
+from tests.unit.test_domain_facts import facts, manifest
 from vmckpt.checkpoint.disks.qcow2 import write_image
+from vmckpt.checkpoint.domains import export
 from vmckpt.checkpoint.restore.making import PendingQemu, settle, write_down
 from vmckpt.checkpoint.restore.paging import is_whole
 from vmckpt.codec import builtins
@@ -288,6 +292,34 @@ def test_an_image_is_whole_or_not_there(root: Path, tmp_path: Path) -> None:
     seen = [(state / "images/web.raw") for _, state in found]
     assert {path.stat().st_size for path in seen if path.exists()} == {4096}
     assert [path.name for path in image.parent.iterdir()] == ["web.raw"]
+
+
+def test_an_exported_domain_is_whole_or_not_there(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be done, and was gone, or without its memory, after a power cut."""
+
+    class Stored:
+        manifest = manifest(facts())
+
+        def area(self, _: str) -> "Stored":
+            return self
+
+        def stream(self) -> Iterator[tuple[Any, bytes]]:
+            yield np.array([0]), b"1" * 65536
+
+    store: Any = SimpleNamespace(read=lambda _: nullcontext(Stored()))
+    monkeypatch.setattr(export, "write_save_image", lambda file, *_: file.write(b"memory"))
+
+    async def work() -> None:
+        export._export(store, "a" * 32, root / "out", lambda *_: None, lambda: None)
+
+    states = cuts(root, work, tmp_path)
+    for when, state in states:
+        if (state / "out").exists():
+            found = {path.name for path in (state / "out").iterdir() if path.stat().st_size}
+            assert found == {"memory.save", "domain.xml", "vda.qcow2", "vdb.raw"}, when
+    assert (states[-1][1] / "out").exists()  # whatever the file system promises
 
 
 def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:

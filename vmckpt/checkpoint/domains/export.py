@@ -18,6 +18,7 @@ from vmckpt.checkpoint.domains.planned import ImageLocations, PlannedDomain, pla
 from vmckpt.checkpoint.facts import usable_facts
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.sequence.in_thread import until_cancelled
+from vmckpt.state.durable import sync_directory
 from vmckpt.store.store import Store
 from vmckpt.vm.domains.definition.rewritten import VARIABLES
 
@@ -122,14 +123,18 @@ def _inside(directory: Path) -> ImageLocations:
 
 
 def _finish(plan: PlannedDomain, unfinished: Path, directory: Path) -> int:
-    """Give it its name; returns the space that it takes."""
+    """Give it its name, durably; returns the space that it takes."""
     if plan.definition:
         with open(unfinished / DEFINITION, "x", opener=_private) as file:
             file.write(plan.definition)
+            file.flush()
+            os.fsync(file.fileno())
     unfinished.chmod(_MODE)
+    sync_directory(unfinished)
     written_bytes = sum(path.stat().st_blocks * 512 for path in unfinished.iterdir())
     _require_new(directory)
     unfinished.rename(directory)
+    sync_directory(directory.parent)
     return written_bytes
 
 
