@@ -17,9 +17,9 @@ from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import Disks
-from vmckpt.preflight.migration import disks as disks_module
 from vmckpt.preflight.migration.disks import Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
+from vmckpt.vm.disks import images as images_module
 from vmckpt.vm.disks.backing import base_of_its_own
 from vmckpt.vm.disks.images import (
     HostImage,
@@ -27,6 +27,7 @@ from vmckpt.vm.disks.images import (
     images_of,
     remove_image,
     remove_own,
+    unused,
 )
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.flags import DomainState
@@ -323,12 +324,45 @@ def test_an_image_that_a_third_hosts_vm_needs_stays_when_its_vm_moves(
         async def not_shared(*_: object) -> tuple[bool, str]:
             return False, ""
 
-        monkeypatch.setattr(disks_module, "is_shared", not_shared)
+        monkeypatch.setattr(images_module, "is_shared", not_shared)
     disk = Disk(golden, "raw", None, False, "none", "disk0")
     known = {"disk0": DiskImage("disk0", 1 << 20, 1, ())}
     owned = Owned(a, "golden", (disk,), ("disk0",), {"disk0": tmp_path / "b.raw"})
     (copy,) = asyncio.run(plan_disks(owned, b, Disks.COPY, known)).copies
     assert copy.keep is (user in ("spec", "overlay"))
+
+
+def test_images_of_hosts_that_share_their_folders_are_all_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS mount at each host's `images`: one host's unused ones were the disks of others."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "a"))
+    a, b, c = (LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("local", "b", "c"))
+    a = replace(a, state_dir=tmp_path / "a")
+    (tmp_path / "a/hosts").mkdir(parents=True)
+    entry = {"kind": "local", "state_dir": str(b.state_dir), "migration_address": "127.0.0.1"}
+    (tmp_path / "a/hosts/b.json").write_text(json.dumps(entry))
+    shared = tmp_path / "a/images"
+    shared.mkdir()
+    for name in ("web.raw", "base.raw", "free.raw"):
+        (shared / name).write_bytes(b"x")
+    b.state_dir.mkdir()
+    (b.state_dir / "images").symlink_to(shared)
+    a_vm(b, "web", 'image = "web.raw"\nformat = "raw"')
+    overlay(b.state_dir / "db.qcow2", str(b.state_dir / "images/base.raw"))
+    a_vm(b, "db", f'path = "{b.state_dir}/db.qcow2"')
+    assert [one.path.name for one in asyncio.run(unused(a, [], every=True))] == ["free.raw"]
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(unused(a, ["web.raw"]))
+    assert refused.value.why == "VM web on b"
+    removed, kept = asyncio.run(remove_own(a, [shared / "base.raw", shared / "free.raw"]))
+    assert (removed, kept) == (
+        [str(shared / "free.raw")], {str(shared / "base.raw"): "VM db on b"},
+    )  # fmt: skip
+    disk = Disk(Path("images/web.raw"), "raw", None, False, "none", "disk0")
+    known = {"disk0": DiskImage("disk0", 1 << 20, 1, ())}
+    plan = plan_disks(Owned(a, "old", (disk,), ("disk0",)), c, Disks.COPY, known)
+    assert asyncio.run(plan).copies[0].keep
 
 
 def test_unused_images_are_listed_and_removed_on_request(host: LocalHost, tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, RefusedError
-from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.options.migration import Disks
 from vmckpt.preflight.finding import OK, REFUSE, Finding
 from vmckpt.qemu.block import DiskImage
@@ -232,28 +230,15 @@ async def _is_others(owned: Owned, path: Path, destination: Host) -> bool:
     """Whether another VM uses this image, or an image based on it: on its host, or on another one
     that reaches the same file. One that does not answer is not waited for.
     """
-    from vmckpt.vm.disks.images import disk_of_others, used_besides
+    from vmckpt.vm.disks.images import used_besides, used_elsewhere
 
     own = [f"{what} {owned.vm_name}" for what in ("VM", "domain", "replication of")]
-    source = owned.host
-
-    async def has_it(other: Host) -> bool:
-        if not await other.exists(path) or (await is_shared(source, other, path, path))[0] is False:
-            return False
-        try:
-            return bool(await disk_of_others(other, path, own))
-        except RefusedError:
-            return True  # a VM's files are damaged there: unknown
-
     try:
-        if await used_besides(source, path, own):
+        if await used_besides(owned.host, path, own):
             return True
     except (HostDownError, RefusedError):
         return True  # libvirtd does not answer, or a VM's files are damaged: unknown
-    if path.is_relative_to(source.state_dir):
-        return False
-    others = (one for one in all_hosts() if one.name not in (source.name, destination.name))
-    return any((await ask_every(others, has_it)).given)
+    return bool(await used_elsewhere(owned.host, path, own, but=destination.name))
 
 
 async def _room(copies: Iterable[DiskCopy], destination: Host) -> list[DiskObstacle]:

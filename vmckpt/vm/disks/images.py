@@ -18,11 +18,13 @@ from typing import NamedTuple, NotRequired, TypedDict
 from vmckpt.codec import convert
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
 from vmckpt.foreign import MalformedError, parse
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.hosts.processes.other_user import become
 from vmckpt.jobs.files import DIRECTORY, JobFiles, jobs_dir
 from vmckpt.vm.disks.backing import base_of_its_own, malformed, named_by
+from vmckpt.vm.disks.shared_storage import is_shared
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.users.path_user import path_user, remove_as
@@ -135,6 +137,32 @@ async def disk_of_others(host: Host, path: Path, own: Collection[str]) -> list[s
     return sorted(users - {*own})
 
 
+async def used_elsewhere(
+    host: Host, path: Path, own: Collection[str] = (), *, but: str = ""
+) -> list[str]:
+    """What uses the file besides `own` (as in `HostImage.users`) on hosts that reach it, too.
+
+    That is where they have it by the same path, or in their own folder. Hosts that do not answer,
+    and `but`, are not asked.
+    """
+    is_own = path.parent == host.state_dir / FOLDER
+
+    async def users(other: Host) -> list[str]:
+        there = other.state_dir / FOLDER / path.name if is_own else path
+        if not await other.exists(there) or (await is_shared(host, other, path, there))[0] is False:
+            return []
+        try:
+            return await disk_of_others(other, there, own)
+        except RefusedError as exc:
+            return [f"unknown ({exc.why})"]
+
+    async def named(other: Host) -> list[str]:
+        return [f"{user} on {other.name}" for user in await users(other)]
+
+    others = [one for one in all_hosts() if one.name not in (host.name, but)]
+    return [user for found in (await ask_every(others, named)).given for user in found]
+
+
 def standby_users(name: str) -> tuple[str, ...]:
     """The users (as in `HostImage.users`) of a VM's copies on its standby."""
     return f"VM {name}", f"replication of {name}"
@@ -161,7 +189,10 @@ async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> li
 
     Raises NotFoundError, RefusedError: one of the named images is in use.
     """
-    there = await images_of(host, await files_of_domains(host))
+    there = [
+        image._replace(users=image.users or tuple(await used_elsewhere(host, image.path)))
+        for image in await images_of(host, await files_of_domains(host))
+    ]
     wanted = [chosen(there, name) for name in dict.fromkeys(names)]
     if used := [image for image in wanted if image.users]:
         raise RefusedError(
@@ -186,8 +217,9 @@ async def remove_images(host: Host, paths: Iterable[Path]) -> list[HostImage]:
 async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict[str, str]]:
     """Remove images of a VM that is gone; returns those removed, and those kept with the reason.
 
-    The base of a forked domain's disk goes with it. An image outside a host's own state may also
-    belong to another host: it is removed only if every host says that it does not use it.
+    The base of a forked domain's disk goes with it. An image outside a host's own folder may also
+    belong to another host: it is removed only if every host says that it does not use it. One
+    inside may if hosts share these folders.
     """
     removed, kept = list[str](), dict[str, str]()
     waiting = [*paths]
@@ -199,6 +231,8 @@ async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict
                 for image in await inspected(other, [path], domains, by_name=True):
                     if image.users:
                         kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
+            if is_own and (users := await used_elsewhere(host, path)):
+                kept[str(path)] = ", ".join(users)
             here = await inspected(host, [path], await files_of_domains(host), by_name=True)
             base = await base_of_its_own(host, path)
             if not here:
