@@ -30,6 +30,7 @@ from vmckpt.vm.disks.images import (
     unused,
 )
 from vmckpt.vm.domains import inventory
+from vmckpt.vm.domains.definition.description import ImageFile
 from vmckpt.vm.domains.flags import DomainState
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.replies import DomainInfo
@@ -79,7 +80,11 @@ def host(tmp_path: Path) -> LocalHost:
 
 
 def users(host: LocalHost, **domains: list[Path]) -> dict[str, tuple[str, ...]]:
-    found: list[HostImage] = asyncio.run(images_of(host, domains))
+    files = {
+        name: [ImageFile(path, path.suffix[1:]) for path in paths]
+        for name, paths in domains.items()
+    }
+    found: list[HostImage] = asyncio.run(images_of(host, files))
     return {image.path.name: image.users for image in found}
 
 
@@ -181,10 +186,42 @@ def test_a_domain_uses_more_than_its_disks(
         return Answers([as_domain(host, seen)], [])
 
     monkeypatch.setattr(inventory, "all_domains", all_domains)
-    found = asyncio.run(files_of_domains(host))
-    assert set(users(host, **found).values()) == {("domain web",)}
+    found = asyncio.run(images_of(host, asyncio.run(files_of_domains(host))))
+    assert {image.users for image in found} == {("domain web",)}
     kept = asyncio.run(remove_own(host, [images / "vars.fd"]))[1]
     assert kept == {str(images / "vars.fd"): "domain web"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"victim.raw\0hidden",
+        b"a\0b",
+        b'json:{"driver":"raw","filename":"a\\u0000b"}',
+        b'json:{"driver":"raw","filename":"\\ud800"}',
+        b"\xff\xfe",
+        b"-rf",
+    ],
+)
+def test_what_a_hostile_image_says_ends_nothing(
+    host: LocalHost, tmp_path: Path, name: bytes
+) -> None:
+    """Any guest can write such a header into a raw disk: what uses images was not known then, for
+    no VM of the host, and each command that asks ended as by a bug.
+    """
+    images = tmp_path / "images"
+    (images / "victim.raw").write_bytes(b"x")
+    head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 512, len(name), 16, 1 << 20)
+    for image in ("evil.raw", "broken-out.qcow2"):
+        (images / image).write_bytes(head.ljust(512, b"\0") + name)
+    a_vm(host, "evil", 'image = "evil.raw"\nformat = "raw"')
+    a_vm(host, "broken-out", 'image = "broken-out.qcow2"')
+    a_vm(host, "victim", 'image = "victim.raw"\nformat = "raw"')
+    found = users(host)
+    assert found["evil.raw"] == ("VM evil",)
+    # A QEMU that was broken into may claim that; it reads as far as the zero.
+    claims = ("image broken-out.qcow2",) if name.startswith(b"victim") else ()
+    assert set(found["victim.raw"]) == {"VM victim", *claims}
 
 
 @pytest.mark.parametrize("name", ["größe.raw", 'the "old" one.raw'])

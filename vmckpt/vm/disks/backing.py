@@ -1,5 +1,6 @@
 """Backing files and internal snapshots, from the header of a qcow2 image on a host."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,15 @@ class ImageSnapshot(NamedTuple):
     taken_unix_s: float
 
 
+class NeededFile(NamedTuple):
+    """A file that an image needs. `is_raw`: its content, which a guest may have written, is no
+    header.
+    """
+
+    path: Path
+    is_raw: bool
+
+
 async def backing_of(host: Host, path: Path) -> str | None:
     """The backing file named in a qcow2 image; None: it has none, or is not qcow2."""
     return await _backing_in(host, path, await _bytes_of(host, path, 0, _HEAD_BYTES))
@@ -46,16 +56,21 @@ async def base_of_its_own(host: Host, path: Path, now: Path | None = None) -> Pa
     return base if base == base_beside(path, base.suffix.removeprefix(".")) else None
 
 
-async def named_by(host: Host, path: Path) -> list[Path]:
+async def named_by(host: Host, path: Path) -> list[NeededFile]:
     """The files that a qcow2 image at `path` needs, where QEMU and libvirt look for them.
 
     A relative name is relative to `path`; where that is a link, also to the image's real path.
     """
     head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
-    names = [await _backing_in(host, path, head), _extensions(head).get(_DATA_FILE)]
-    words = [word for name in names if name for word in _files_in(name)]
+    more = _extensions(head)
+    names = [
+        (await _backing_in(host, path, head), more.get(_BACKING_FORMAT) == "raw"),
+        (more.get(_DATA_FILE), True),
+    ]
+    words = [(word, is_raw) for name, is_raw in names if name for word in _files_in(name)]
     folders = [path.parent, (await host.resolve(path)).parent] if words else []
-    return list(dict.fromkeys(folder / word for word in words for folder in folders))
+    found = (NeededFile(folder / word, raw) for word, raw in words for folder in folders)
+    return list(dict.fromkeys(found))
 
 
 async def names_layered(host: Host, path: Path) -> bool:
@@ -66,6 +81,18 @@ async def names_layered(host: Host, path: Path) -> bool:
 
 def _files_in(name: str) -> Iterator[str]:
     """The files that QEMU's name of an image contains: a path, or options as JSON."""
+    yield from filter(_is_path, _words_in(name))
+
+
+def _is_path(word: str) -> bool:
+    """Whether a file can have that name: in JSON it may be any text."""
+    try:
+        return b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False
+
+
+def _words_in(name: str) -> Iterator[str]:
     if not name.startswith("json:"):
         yield name.removeprefix("file:")
         return
@@ -89,7 +116,12 @@ async def _backing_in(host: Host, path: Path, head: bytes) -> str | None:
     offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
     if not offset or length > _MOST_NAME_BYTES:
         return None
-    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+    return _text(await _bytes_of(host, path, offset, length))
+
+
+def _text(name: bytes) -> str:
+    """A name in a header, as far as QEMU reads it."""
+    return name.partition(b"\0")[0].decode(errors="surrogateescape")
 
 
 def _extensions(head: bytes) -> dict[int, str]:
@@ -101,7 +133,7 @@ def _extensions(head: bytes) -> dict[int, str]:
     at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
     while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
         length = int.from_bytes(head[at + 4 : at + 8])
-        found[kind] = head[at + 8 : at + 8 + length].decode(errors="surrogateescape")
+        found[kind] = _text(head[at + 8 : at + 8 + length])
         at += 8 + -(-length // 8) * 8
     return found
 

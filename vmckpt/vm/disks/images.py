@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from vmckpt.codec import convert
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
@@ -28,6 +28,9 @@ from vmckpt.vm.disks.shared_storage import is_shared
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.users.path_user import path_user, remove_as
+
+if TYPE_CHECKING:
+    from vmckpt.vm.domains.definition.description import ImageFile
 
 FOLDER = "images"
 # The mode as a number: in words it depends on the host's language.
@@ -63,7 +66,7 @@ class HostImage(NamedTuple):
     users: tuple[str, ...]
 
 
-async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[HostImage]:
+async def images_of(host: Host, domains: Mapping[str, Iterable["ImageFile"]]) -> list[HostImage]:
     """The images in the host's folder, by name. `domains`: the files of libvirt's domains.
 
     Raises RefusedError if a VM's files are damaged, HostDownError.
@@ -75,7 +78,7 @@ async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[H
 async def inspected(
     host: Host,
     paths: Iterable[Path],
-    domains: Mapping[str, Iterable[Path]],
+    domains: Mapping[str, Iterable["ImageFile"]],
     *,
     disks_only: bool = False,
     by_name: bool = False,
@@ -94,12 +97,17 @@ async def inspected(
         for name in await host.list_dir(folder)
     ]
     users: dict[str, set[str]] = defaultdict(set)
-    reached = {path: f"image {path.name}" for path in await identified(beside)}
+    formats: dict[str, set[str]] = defaultdict(set)
+    reached = {
+        path: _Reached(f"image {path.name}", file.identity)
+        for path, file in (await identified(beside)).items()
+    }
     texts = await _vm_texts(host)
-    for user, path in [*_named(texts, host), *_of_domains(domains)]:
+    for user, path, kind in [*_named(texts, host), *_of_domains(domains)]:
         for where, file in (await identified([path])).items():
             users[file.identity].add(user)
-            reached.setdefault(where, user)
+            formats[file.identity].add(kind)
+            reached.setdefault(where, _Reached(user, file.identity))
     if not disks_only:
         for user, text, _ in texts:
             for path, file in files.items():
@@ -109,7 +117,8 @@ async def inspected(
             for path, file in files.items():
                 if checkpoint in path.name:  # future forks are based on it, even if there are none
                     users[file.identity].add(user)
-    await _add_needed(host, reached, users, identified)
+    raw = {one for one, kinds in formats.items() if kinds == {"raw"}}
+    await _add_needed(host, reached, users, identified, raw)
     return [
         HostImage(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
         for path, file in files.items()
@@ -168,7 +177,7 @@ def standby_users(name: str) -> tuple[str, ...]:
     return f"VM {name}", f"replication of {name}"
 
 
-async def files_of_domains(host: Host) -> dict[str, list[Path]]:
+async def files_of_domains(host: Host) -> dict[str, list["ImageFile"]]:
     """What the host's libvirt domains use, disks above all.
 
     Raises HostDownError if libvirtd is silent.
@@ -388,9 +397,9 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
     return found
 
 
-def _named(texts: Iterable[_VmText], host: Host) -> Iterator[tuple[str, Path]]:
-    """The disks that specs name, wherever they are. A spec that cannot be read may name any
-    image.
+def _named(texts: Iterable[_VmText], host: Host) -> Iterator[tuple[str, Path, str]]:
+    """The disks that specs name, wherever they are, and their formats. A spec that cannot be read
+    may name any image.
     """
     for user, text in ((one.user, one.text) for one in texts if one.is_spec):
         directory = vm_dir(host.state_dir, user.removeprefix("VM "))
@@ -402,34 +411,50 @@ def _named(texts: Iterable[_VmText], host: Host) -> Iterator[tuple[str, Path]]:
                 why=f"{exc.what}: {exc.why}",
                 remedy=exc.remedy,
             ) from exc
-        yield from ((user, disk.on(host.state_dir)) for disk in spec.disks)
-        yield from ((user, path) for path in spec.files)
+        yield from ((user, disk.on(host.state_dir), disk.format) for disk in spec.disks)
+        yield from ((user, path, "raw") for path in spec.files)
         yield from (
-            (user, directory.overlays / f"disk{number}.qcow2") for number in range(len(spec.disks))
+            (user, directory.overlays / f"disk{number}.qcow2", "qcow2")
+            for number in range(len(spec.disks))
         )
 
 
-def _of_domains(domains: Mapping[str, Iterable[Path]]) -> Iterator[tuple[str, Path]]:
-    for name, paths in domains.items():
-        yield from ((f"domain {name}", path) for path in paths)
+def _of_domains(
+    domains: Mapping[str, Iterable["ImageFile"]],
+) -> Iterator[tuple[str, Path, str]]:
+    for name, files in domains.items():
+        yield from ((f"domain {name}", *file) for file in files)
+
+
+class _Reached(NamedTuple):
+    """Who needs a file, and which it is."""
+
+    user: str
+    identity: str
 
 
 async def _add_needed(
     host: Host,
-    reached: Mapping[Path, str],
+    reached: Mapping[Path, _Reached],
     users: dict[str, set[str]],
     identified: Callable[[Iterable[Path]], Awaitable[dict[Path, File]]],
+    raw: Collection[str],
 ) -> None:
-    """What an image needs, its backing file say, is used by the image's users; recursively."""
+    """What an image needs, its backing file say, is used by the image's users; recursively.
+
+    Of `raw` ones, by identity, a guest has written all: what a header there says is not believed.
+    """
     seen, waiting = set[Path](), list(reached.items())
     while waiting:
-        path, user = waiting.pop()
-        if path in seen:
+        path, (user, identity) = waiting.pop()
+        if path in seen or identity in raw:
             continue
         seen.add(path)
-        for where, file in (await identified(await named_by(host, path))).items():
+        needed = {one.path: one.is_raw for one in await named_by(host, path)}
+        for where, file in (await identified(needed)).items():
             users[file.identity].add(user)
-            waiting.append((where, user))
+            if not needed[where]:
+                waiting.append((where, _Reached(user, file.identity)))
 
 
 def _mentions(text: str, path: Path) -> bool:

@@ -120,17 +120,27 @@ def parse_domain(xml: str) -> Description:
         raise unreadable("a domain's XML", f"{type(exc).__name__}: {exc}") from exc
 
 
-def files_in(xml: str) -> list[Path]:
+def files_in(xml: str) -> list[ImageFile]:
     """All files that a domain's XML names: its disks, what these are based on, its firmware.
 
     Raises UsageError if it is not XML.
     """
     root = parse_xml(xml, "a domain's XML")
-    sources = root.iterfind("devices/disk//source")
-    found = [source.get("file") or source.get("dev") for source in sources]
-    variables = variables_of(root)
-    own = [] if variables is None else [str(variables.path)]
-    return [Path(text) for text in (*found, *_files(root), *own) if text]
+    disks = [(_disk(disk).path, _disk(disk).format) for disk in root.iterfind("devices/disk")]
+    below = [
+        (source.get("file") or source.get("dev"), _format_of(element))
+        for element in root.iterfind("devices/disk//source/..")
+        if element.tag != "disk"
+        for source in element.findall("source")
+    ]
+    others = [(text, "raw") for text in _files(root)]
+    found = [ImageFile(Path(path), kind) for path, kind in (*disks, *below, *others) if path]
+    return [*found, *([store] if (store := variables_of(root)) else [])]
+
+
+def _format_of(element: ElementTree.Element) -> str:
+    kind = element.find("format")
+    return "raw" if kind is None else kind.get("type", "raw")
 
 
 def parse_xml(text: str, what: str) -> ElementTree.Element:
