@@ -212,7 +212,7 @@ def test_hostile_maps(bench: Bench) -> None:
 
 
 def test_a_manifest_of_a_few_bytes_takes_no_memory_for_millions_of_values(bench: Bench) -> None:
-    """25 KB took 6 GB and a minute of each command that lists checkpoints."""
+    """21 million in 6 KB took 1.5 GB and 12 s of each command that lists checkpoints."""
     text = json.dumps(manifest_words()).replace('"x"', '"x","l":[' + "[]," * (5 << 20) + "[]]")
     maps = maps_bytes({"base": None, "packs": [], "areas": []})
     with open_store(str(bench.location)) as store:
