@@ -138,7 +138,8 @@ def store_of(name: str, host: Host, given: str | None) -> StoreLocation:
         raise RefusedError(
             f"{host.name} does not see the store {location.label}",
             why=f"it is a directory of {location.host.name}, and '{name}' is on {host.name}",
-            remedy=f"take it into a store there, then: vmckpt store copy {location.label}",
+            remedy="take the checkpoint into a store there, then copy it: "
+            f"vmckpt store copy {location.label}",
         )
     return location
 

@@ -113,7 +113,7 @@ async def _senders(vm: Vm) -> list[str]:
 
 
 def _require_alike(vm: Vm) -> None:
-    """Raises RefusedError unless all that it sends can be held until the others stand, too."""
+    """Raises RefusedError unless all of its output can be held until the others are paused, too."""
     if not vm.spec.passthrough:
         return
     device = vm.spec.passthrough[0]
@@ -121,7 +121,7 @@ def _require_alike(vm: Vm) -> None:
         f"'{vm.name}' cannot have checkpoints together with others",
         why=f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
         "long, and output that bypasses QEMU cannot be held",
-        remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+        remedy=f"take one of this VM alone: vmckpt checkpoint create {vm.name}",
     )
 
 

@@ -134,9 +134,10 @@ class ReadHead:
         is_sound = all(map(_is_sound, others(blocks, self._ram)))
         if not is_sound or _layout(blocks) != _layout(self._blocks):
             raise OperationFailedError(
-                "the VM has got other memory",
-                why=f"QEMU listed {len(self._blocks)} RAM blocks, and now {len(blocks)} or others",
-                remedy="a device was plugged in or out: try again",
+                "the layout of the VM's memory has changed",
+                why=f"QEMU listed {len(self._blocks)} RAM blocks before, and now lists "
+                f"{len(blocks)}, or different ones",
+                remedy="a device was plugged in or unplugged: try again",
             )
 
     def content(self) -> bytes:
@@ -228,8 +229,9 @@ def _is_called(block: RamBlock, ram: str) -> bool:
 
 
 def readable(blocks: Sequence[RamBlock], ram: str) -> list[Span] | None:
-    """The addresses of all blocks but the guest's RAM; None: they are not known, or not what QEMU
-    can have.
+    """The addresses of all blocks except the guest's RAM; None: they are unknown or implausible.
+
+    Implausible: not what a QEMU can report.
     """
     rest, spans = others(blocks, ram), list[Span]()
     if ram_block(blocks, ram) is None:

@@ -139,7 +139,7 @@ async def _require_ended(part: Part) -> None:
         raise HostDownError(
             f"'{part.vm}' may still be committed on {part.host}",
             why=f"process {part.process.pid} there does not end",
-            remedy="look at that host",
+            remedy="check that host",
         )
 
 

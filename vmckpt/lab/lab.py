@@ -107,7 +107,7 @@ async def down(state_dir: Path) -> LabRemoval:
 def _check_request(hosts: int, qemus: Sequence[Path], kit: MachineKit | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
-            f"no lab of {hosts} hosts",
+            f"a lab cannot have {hosts} hosts",
             why=f"a lab has 1 to {MAX_HOSTS}",
             remedy="give another number of hosts",
         )

@@ -118,9 +118,9 @@ class Store:
         are_named = all(one.facts.get("name") == text for one in found)
         if len(found) > 1 and not (are_named and len({whose[m.id] or m.vm for m in found}) == 1):
             raise UsageError(
-                f"'{text}' is not one checkpoint",
+                f"'{text}' matches several checkpoints",
                 why=", ".join(f"{m.id} ('{m.facts.get('name')}' of {m.vm})" for m in found),
-                remedy="write more of its id",
+                remedy="write more characters of its id",
             )
         return found[-1]
 

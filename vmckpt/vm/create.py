@@ -228,7 +228,7 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
         raise OperationFailedError(
             f"cannot create disk image {path} on {host.name}",
             why=done.stderr.strip(),
-            remedy="remove what stands there, or correct the path",
+            remedy="remove the existing file, or correct the path",
         )
     done = await host.run(
         [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]

@@ -88,7 +88,7 @@ def domain_of(facts: CheckpointFacts) -> DomainFacts:
     if facts.domain is None:
         raise RefusedError(
             f"checkpoint '{facts.name}' is not of a libvirt domain",
-            why="it is of a VM of vmckpt's own, whose machine libvirt did not make",
+            why="it is of a VM that vmckpt runs itself, without libvirt",
             remedy="restore it as a VM: vmckpt checkpoint restore; its disks alone: "
             "vmckpt checkpoint export-disk",
         )

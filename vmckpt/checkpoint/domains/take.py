@@ -157,7 +157,7 @@ class _DomainCheckpoint:
         if parts_of(now.seen.xml) != self._parts:
             raise OperationFailedError(
                 f"'{now.name}' was changed during its checkpoint",
-                why="a device or disk was plugged in or out, or changed its image",
+                why="a device or disk was plugged in or unplugged, or its image changed",
                 remedy="take it again",
             )
         definition = await self._session.definition(now.uuid) if now.seen.persistent else ""

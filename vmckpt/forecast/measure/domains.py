@@ -135,7 +135,7 @@ class MeasuredDomain:
         raise HostDownError(
             f"libvirt reports no dirty rate of '{self.name}'",
             why=f"it was asked for {seconds} s, and {PATIENCE * POLL_S:g} s later there was none",
-            remedy="look at the domain's QEMU",
+            remedy="check the domain's QEMU process",
         )
 
     async def _require_free(self) -> None:

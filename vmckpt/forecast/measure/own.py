@@ -63,7 +63,7 @@ class MeasuredVm(NamedTuple):
             raise HostDownError(
                 f"QEMU of '{vm.name}' cannot be inspected",
                 why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
-                remedy="look at /proc there",
+                remedy="check /proc there",
             )
         return sum(filter(None, ticks)) / os.sysconf("SC_CLK_TCK")
 
@@ -118,7 +118,7 @@ async def _sampled_rate(vm: Vm, length_s: int) -> float:
     raise HostDownError(
         f"QEMU reports no dirty rate of '{vm.name}'",
         why=f"it was asked for {length_s} s, and {PATIENCE * POLL_S:g} s later there was none",
-        remedy="look at the QEMU process",
+        remedy="check the QEMU process",
     )
 
 

@@ -72,7 +72,7 @@ def _fitting(answer: Frame) -> Frame:
     if (size := len(answer.payload)) <= MOST_BYTES:
         return answer
     raise HostDownError(
-        "an answer is too long for a message",
+        "an answer is too long for one message",
         why=f"it has {format_size(size)}, a message {format_size(MOST_BYTES)}",
         remedy="report this, unless it is a guest that floods its callers",
     )

@@ -274,8 +274,8 @@ def _damaged_config(location: str, name: str, why: str) -> DamagedError:
     return DamagedError(
         f"{location}/{name} is damaged",
         why=why,
-        remedy="a whole copy opens the store, and `vmckpt store check` rewrites the others; "
-        f"where no copy is whole: vmckpt store key import FILE --store {location}",
+        remedy="an intact copy opens the store, and `vmckpt store check` rewrites the others; "
+        f"where no copy is intact: vmckpt store key import FILE --store {location}",
     )
 
 

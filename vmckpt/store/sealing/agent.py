@@ -89,7 +89,7 @@ def _ask(request: int, body: bytes, answer: int) -> bytes:
                 reply = replies.read(length) if length <= _MOST_BYTES else b""
     except (OSError, struct.error) as exc:
         raise RefusedError(
-            "ssh-agent does not answer", why=str(exc) or "it hung up", remedy=f"look at {path}"
+            "ssh-agent does not answer", why=str(exc) or "it hung up", remedy=f"check {path}"
         ) from exc
     if len(reply) != length:
         raise _nonsense()

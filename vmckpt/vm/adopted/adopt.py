@@ -152,7 +152,7 @@ async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
     if not await host.exists(path):
         raise NotFoundError(
             f"there is no socket {path} on {host.name}",
-            why="nothing stands there",
+            why="nothing exists there",
             remedy="name the path of a QMP socket: QEMU's -qmp unix:PATH,server=on,wait=off",
         )
     # Otherwise any user's claims, also about which process it is, would pass for the QEMU's.

@@ -64,7 +64,7 @@ def show_(
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
     result = record.result or {"outcome": _unfinished(record, output.run(running_operations()))}
-    # Leave out what was not given or did not happen, and what stands above already.
+    # Leave out empty values, and what `head` shows already.
     request = {key: value for key, value in record.request.items() if value and key not in _HEAD}
     head = [
         ("run", record.run),
