@@ -196,7 +196,7 @@ class Taking:
         origin = Origin(self._options.id, self._vm.name, parent, None, vm_id, sequence)
         new, damaged = await self._begin(store, await self._named(store, origin))
         try:
-            # Only this one is what QEMU's bitmaps of later writes are about.
+            # QEMU's bitmaps record the writes since this checkpoint only.
             is_start = not damaged and await self._is_as_taken(store, history, parent)
             start = parent if is_start else None
             await self._disks.prepare(self._written_disks(), new.id, start)
@@ -292,7 +292,7 @@ class Taking:
             try:
                 await self._store_calls(new.abort)
             finally:
-                # What libvirt looks at has nothing of ours between two checkpoints.
+                # Between checkpoints, nothing of vmckpt's remains in a QEMU that libvirt inspects.
                 await self._disks.end(keep_bitmap=new.is_committed and self._domain is None)
         except VmckptError as exc:
             if not new.is_committed:

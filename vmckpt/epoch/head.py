@@ -255,7 +255,7 @@ def _is_rom(name: str) -> bool:
 
 
 def _is_sound(block: RamBlock) -> bool:
-    """Whether it is whole pages, at one's address, and no longer than it may be."""
+    """Whether it consists of whole pages, at a valid address, and is no longer than allowed."""
     numbers = (block.used_bytes, block.total_bytes, block.address or 0)
     is_whole = not any(n % PAGE_BYTES for n in numbers) and max(numbers) < _END_OF_ADDRESSES
     return is_whole and 0 < block.used_bytes <= block.total_bytes

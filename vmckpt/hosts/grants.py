@@ -51,7 +51,7 @@ OWN_DIRECTORY = "own"
 
 
 class Grant(NamedTuple):
-    """One file; `number` is the user for own and directory, else the group."""
+    """One file; `number` is the user for own and directory, otherwise the group."""
 
     kind: str
     path: Path

@@ -334,7 +334,7 @@ class LocalHost(HostEntry):
 
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
-                # Deeper than Python's recursion limit: rm(1) has none. Or still being written to.
+                # Deeper than Python's recursion limit (rm(1) has none), or still being written to.
                 tries, output = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):

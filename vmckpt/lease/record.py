@@ -30,7 +30,7 @@ class LeaseSpan:
 
     @property
     def holder_s(self) -> float:
-        """What its holder may count on, from the moment before it asked."""
+        """What its holder may rely on, counted from the moment before its request."""
         return self.duration_s * (1.0 - self.drift)
 
     @property

@@ -160,8 +160,8 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     If the VM is not at home here (no `keep`), what is left of an earlier one of its name goes, too:
     another VM must not get its identity, its claim, or its overlays. The caller holds its lock.
 
-    Raises BusyError if, without `keep`, a migration to here was interrupted: its QEMU may have the
-    guest. Or a restore was: its images are not complete, and its recovery removes them.
+    Without `keep`, raises BusyError after an interrupted migration to this host (its QEMU may have
+    the guest), or an interrupted restore (its images are incomplete; recovery removes them).
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(

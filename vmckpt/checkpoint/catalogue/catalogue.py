@@ -164,9 +164,9 @@ async def catalogue(
 def _agreeing(
     found: Sequence[tuple[StoreLocation, Manifest]], is_ours: Callable[[Manifest], bool]
 ) -> tuple[list[tuple[StoreLocation, Manifest]], list[VmckptError]]:
-    """Each checkpoint as the store describes it that is right, with the other stores that agree.
+    """The correct description of each checkpoint, with the stores that agree on it.
 
-    Of stores that contradict each other one with this site's mark is right (`origin.py`), else the
+    If stores contradict each other, one with this site's mark is right (`origin.py`), otherwise the
     nearest: write access to one store must not suffice to make another store's checkpoint look old,
     or foreign.
     """

@@ -63,7 +63,7 @@ class Stored(NamedTuple):
     key_command: KeyCommand = None
 
     def key(self) -> "KeySource | None":
-        """Where its key is had; None: from the environment, or the agent. Raises UsageError."""
+        """The source of its key; None: the environment, or the agent. Raises UsageError."""
         return key_of(self.key_file, self.key_command)
 
 
@@ -133,7 +133,7 @@ def key_of(
         raise UsageError(
             "the key is given twice",
             why="a store has one key",
-            remedy="leave all but one of --key-file, --key-command and --key-agent out",
+            remedy="give only one of --key-file, --key-command and --key-agent",
         )
     return given[0]
 

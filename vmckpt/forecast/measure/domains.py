@@ -66,7 +66,7 @@ class MeasuredDomain:
         if self.domain.seen.state is not DomainState.RUNNING:
             raise RefusedError(
                 f"'{self.name}' does not run",
-                why=f"it is {self.domain.state}: it dirties nothing",
+                why=f"it is {self.domain.state}: it dirties no memory",
                 remedy="start it, and measure then",
             )
         await self._require_free()

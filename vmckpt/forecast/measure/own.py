@@ -25,7 +25,7 @@ from vmckpt.vm.paths import lock_path
 
 SAMPLING = "qemu-page-sampling"
 SAMPLE_PAGES = 8192
-# While QEMU's result is waited for.
+# Interval of polls for QEMU's result.
 POLL_S, PATIENCE = 0.1, 100
 _MOST_TICKS = 10**15
 _NO_FILE = "its RAM is not in a file of its own"
@@ -128,7 +128,7 @@ async def _require_running(vm: Vm) -> None:
     if not state.running:
         raise RefusedError(
             f"'{vm.name}' does not run",
-            why=f"its state is '{state.status}': it dirties nothing",
+            why=f"its state is '{state.status}': it dirties no memory",
             remedy="start it, and measure then",
         )
 

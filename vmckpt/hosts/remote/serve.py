@@ -112,7 +112,7 @@ class _Server:
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
         elif frame.kind is RpcFrameKind.CANCEL and (running := self._tasks.get(frame.number)):
-            # After it has begun: otherwise it would end without an answer, which is waited for.
+            # After it has begun: otherwise it would end without the answer that the caller expects.
             asyncio.get_running_loop().call_soon(running.cancel)
 
     async def _answer(self, frame: Frame) -> None:

@@ -21,7 +21,7 @@ class ContinuityError(VmckptError):
 
 @dataclass(frozen=True, slots=True)
 class MemLoad:
-    """The memory load in force: `pages` pages, dirtied at `rate` bytes a second, 4096 a touch."""
+    """The current memory load: `pages` pages, dirtied at `rate` bytes/s, 4096 bytes per touch."""
 
     pages: int
     rate: int

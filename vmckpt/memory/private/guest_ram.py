@@ -47,9 +47,9 @@ class PrivateRam:
 
     def extents(self) -> list[Span]:
         """The spans that may hold something other than zeroes, and all those of earlier calls."""
-        # Tracked pages without memory look as if they were swapped out: where there is swap, all is
-        # read, and else what is present. A page that is being moved looks so too: it was there
-        # before, was seen just after tracking began, or is among those written since.
+        # Tracked pages without memory look as if they were swapped out: with swap, everything is
+        # read; without swap, only present pages. A page that is being moved looks swapped out too:
+        # it was present before, was seen just after tracking began, or was written since.
         if len(_SWAPS.read_text().splitlines()) > 1:
             return [(0, self.size_bytes)]
         start, _ = self._span

@@ -196,7 +196,7 @@ async def until_recovered(host: Host, name: str) -> None:
 
 
 async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
-    """Wait until it ends. Raises `late` after BEGIN_S: what was waited for continues."""
+    """Wait until it ends. Raises `late` after BEGIN_S; the operation itself continues."""
     if await poll(something, operator.not_, every_s=POLL_S, within_s=BEGIN_S):
         raise late
 

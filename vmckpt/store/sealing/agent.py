@@ -16,7 +16,7 @@ _REQUEST_IDENTITIES, _IDENTITIES, _SIGN, _SIGNATURE = 11, 12, 13, 14
 _ED25519 = b"ssh-ed25519"
 _TIMEOUT_S = 60.0
 _LENGTH = struct.Struct(">I")
-# As ssh-add and sshd have it.
+# The format of ssh-add and sshd.
 _MOST_BYTES = 256 << 10
 
 

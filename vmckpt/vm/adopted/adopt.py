@@ -31,7 +31,7 @@ from vmckpt.vm.start import record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0
 ROLES = ("operator", "onlooker", "rescue")
-# Of a spec: what adoption does not find out, and the running machine does not depend on.
+# The parts of a spec that adoption cannot determine and the running machine does not depend on.
 _OWNERS = ("text", "sandbox", "ram_dir", "heartbeat_id", "overcommit", "autostart", "placement")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import MigrationReport
 
-# Of a request and a result: what stands at the head of `runs show`.
+# The fields of a request and a result that `runs show` prints first.
 _HEAD = ("run", "vm", "source", "target")
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)

@@ -32,7 +32,7 @@ _CHARACTER_DEVICES = ("serial", "console", "parallel", "channel")
 
 
 class DomainIdentity(NamedTuple):
-    """What a copy has of its own. `macs`: by NIC, None: those of the original."""
+    """What is unique to a copy. `macs`: by NIC, None: those of the original."""
 
     name: str
     uuid: str
