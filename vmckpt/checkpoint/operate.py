@@ -276,7 +276,7 @@ async def standing(entry: CatalogueEntry) -> OriginShown:
 
 
 async def _standing(entry: CatalogueEntry, *, trust: bool) -> tuple[str, bool]:
-    """The checkpoint's digest if it is trusted (else ""), and whether it is foreign."""
+    """The checkpoint's digest if it is trusted (otherwise ""), and whether it is foreign."""
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     return (digest(entry.manifest) if trust or not is_foreign else ""), is_foreign
 

@@ -241,7 +241,7 @@ class Taking:
         return manifest
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
-        """What it was last taken or restored as, else the newest of `mine`."""
+        """The checkpoint last taken of it or restored to it, otherwise the newest of `mine`."""
         if history.last is not None and history.last in await self._store_calls(store.ids):
             return history.last
         return mine[-1].id if mine else None

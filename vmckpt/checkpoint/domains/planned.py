@@ -77,7 +77,7 @@ class PlannedDomain:
 
     @property
     def images(self) -> tuple[ImageFile, ...]:
-        """All files that it is to have of its own."""
+        """All files that will belong to it alone."""
         own = (self.variables,) if self.variables else ()
         bases = (disk.base for disk in self.disks if disk.base is not None)
         return (*(disk.image for disk in self.disks), *bases, *own)

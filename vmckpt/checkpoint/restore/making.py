@@ -30,7 +30,7 @@ from vmckpt.vm.start import end_qemu
 class PendingQemu:
     """A QEMU of a VM in the making, and its files.
 
-    `made` belong to the VM once committed, else they are removed; `proofs` are their other names
+    `made` belong to the VM once committed; before, they are removed; `proofs` are their other names
     (an older vmckpt made none). `renames` are the disks' new contents and their final names.
     `was_paused`: the guest of the VM to be replaced; undone, it stays so.
     """

@@ -205,8 +205,8 @@ async def require_own_user(host: Host, process: ProcessId) -> None:
             f"this QEMU runs as another user (uid {theirs[0]})",
             why=f"what its command line names would be opened as uid {ours} when it is started "
             "again: files, devices, networks",
-            remedy=f"look at what it names (/proc/{process.pid}/cmdline), and if all of it is to "
-            "be opened for it: --trust",
+            remedy=f"check /proc/{process.pid}/cmdline, and if you trust everything that it names: "
+            "--trust",
         )
 
 

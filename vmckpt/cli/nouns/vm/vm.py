@@ -68,7 +68,7 @@ def adopt(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Open what its command line names, although another user started it."
+            "--trust", help="Open the files in its command line, even if another user started it."
         ),
     ] = False,
     json: Json = False,
