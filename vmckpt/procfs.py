@@ -7,7 +7,7 @@ reader may take for a line end: split at newlines only.
 import errno
 from pathlib import Path
 
-# Errors of this process or machine, not of the file: what it says is unknown, not nothing.
+# Errors of this process or machine, not of the file: its content is unknown, not empty.
 NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 

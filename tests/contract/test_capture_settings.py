@@ -87,7 +87,7 @@ def test_a_qemu_that_gives_state_without_end_fills_no_memory(
                             os.write(writer, bytes(1 << 16))
 
                 writing = asyncio.ensure_future(asyncio.to_thread(write))
-                with pytest.raises(OperationFailedError, match="does not give the state"):
+                with pytest.raises(OperationFailedError, match="did not deliver the state"):
                     await DeviceMigration(monitor, monitor, came).state()
                 assert len(came.result()) <= (1 << 20) + PIPE_BYTES
             await writing  # the pipe has no reader any longer
@@ -109,7 +109,7 @@ def test_nor_does_one_that_saves_devices_larger_than_any(monkeypatch: pytest.Mon
             await asyncio.sleep(0)
             os.ftruncate(fd, 1 << 40)
             os.lseek(writer, 1 << 40, os.SEEK_SET)
-            with pytest.raises(OperationFailedError, match="does not give the state"):
+            with pytest.raises(OperationFailedError, match="did not deliver the state"):
                 await saving_
 
     play(script, client)

@@ -79,7 +79,9 @@ def test_of_a_store_that_does_not_answer_nothing_is_believed(state: Path) -> Non
     [said] = asyncio.run(settle_left())
     assert "not known yet" in said
     (state / "away").rename(state / "db")
-    assert asyncio.run(settle_left()) == ["group night was interrupted in its commit: it is whole"]
+    assert asyncio.run(settle_left()) == [
+        "group night was interrupted in its commit: it is complete"
+    ]
 
 
 def test_what_was_committed_may_be_removed_before_all_have_answered(state: Path) -> None:
@@ -93,7 +95,9 @@ def test_what_was_committed_may_be_removed_before_all_have_answered(state: Path)
     with open_store(str(state / "web")) as store:
         store.remove(store.ids())
     (state / "away").rename(state / "db")
-    assert asyncio.run(settle_left()) == ["group night was interrupted in its commit: it is whole"]
+    assert asyncio.run(settle_left()) == [
+        "group night was interrupted in its commit: it is complete"
+    ]
     assert ids(state, "db")
 
 

@@ -121,7 +121,7 @@ def test_no_answer_is_tried_again_and_then_said(
     monkeypatch.setattr(hooks, "BETWEEN_S", 0.3)
     with pytest.raises(HookFailedError) as error:
         told.do(phase, port=1 if phase is HookPhase.CHECKPOINT else None)
-    assert "is not reached by SSH" in error.value.why
+    assert "cannot be reached by SSH" in error.value.why
     if phase is HookPhase.CHECKPOINT:
         assert "refused" in error.value.why
         assert not told.log.exists()

@@ -133,7 +133,9 @@ def test_what_an_adopted_vm_sends_by_is_what_its_qemu_has() -> None:
         # QEMU accepts their names, whatever its back ends' are.
         assert brief_holds(found) == ["vmckpt-brief-__org.qemu.nic0", "vmckpt-brief-net129"]
         qemu = Adopted(NETWORKS, refused="#net129")
-        with pytest.raises(RefusedError, match="what 'web' sends cannot be held") as refused:
+        with pytest.raises(
+            RefusedError, match="the network output of 'web' cannot be held"
+        ) as refused:
             await require_holdable(vm, qemu, found)
         assert "Vhost is not supported" in refused.value.why
         assert qemu.objects == {}

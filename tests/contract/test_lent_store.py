@@ -211,7 +211,7 @@ def test_the_far_side_has_no_key(short_path: Path) -> None:
 
 def test_a_directory_that_nobody_may_use_is_said(short_path: Path) -> None:
     host = LocalHost("there", short_path / ("x" * 120), "127.0.0.1")
-    with pytest.raises(HostDownError, match="does not lend"):
+    with pytest.raises(HostDownError, match="does not give access"):
         asyncio.run(lent(host, str(short_path / "store")))
 
 

@@ -103,7 +103,7 @@ def test_another_vm_of_that_name_gets_no_key_while_the_right_one_may_be_silent(
     silent = FaultyHost("a", site.good.state_dir, "127.0.0.1", faults=silence())
     inventory_has(monkeypatch, site.evil, silent)
     site.vm.directory.identity.write_text(f"{PARIS}\n")
-    with pytest.raises(RefusedError, match="is another VM"):
+    with pytest.raises(RefusedError, match="is not the VM"):
         asyncio.run(do())
     site.vm.directory.identity.write_text(f"{BERLIN}\n")
     assert asyncio.run(do()) is not None

@@ -154,7 +154,7 @@ def test_a_backup_goes_to_its_own_store_alone(tmp_path: Path, new_key: NewKey) -
             restore_backup(two.opened.backend, one.config, key, replace=True)
         before = one.config
         rotate_key(one.opened.backend, key, new_key("new"), "")
-        with pytest.raises(RefusedError, match="has a whole file"):
+        with pytest.raises(RefusedError, match="has an intact file"):
             restore_backup(one.opened.backend, before, key, replace=False)
         restore_backup(one.opened.backend, before, key, replace=True)
         assert read_config(one.opened.backend) == before

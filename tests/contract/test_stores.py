@@ -389,7 +389,7 @@ def test_gc_takes_a_checkpoint_that_was_removed_and_copied_again_for_a_new_one(
 def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None:
     """`store export FILE before-upgrade` would carry another VM away."""
     made = [save(store, memory(16, seed), vm=vm, name="n") for seed, vm in ((1, "web"), (2, "db"))]
-    with pytest.raises(UsageError, match="not one checkpoint") as refused:
+    with pytest.raises(UsageError, match="matches several checkpoints") as refused:
         store.find("n")
     assert all(one.id[:12] in refused.value.why for one in made)
     assert store.find("n", vm="web").id == made[0].id
@@ -398,7 +398,7 @@ def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None
     assert store.find(made[1].id[:8]).id == made[1].id
     # Who may add to a store gives his own the name that an operator types.
     save(store, memory(16, 4), vm="theirs", name=made[0].id[:12])
-    with pytest.raises(UsageError, match="not one checkpoint"):
+    with pytest.raises(UsageError, match="matches several checkpoints"):
         store.find(made[0].id[:12])
     assert store.find(made[0].id[:13]).id == store.find(made[0].id).id == made[0].id
 

@@ -63,7 +63,7 @@ def test_nobody_else_is_served(tmp_path: Path) -> None:
     async def play() -> None:
         async with listening(tmp_path) as place:
             wrong = over(replace(place, token="0" * 64), tmp_path)
-            with pytest.raises(HostDownError, match="b says nothing at 127"):
+            with pytest.raises(HostDownError, match="b does not respond at 127"):
                 await wrong.exists(tmp_path)
             # Without TLS not a byte comes back.
             reader, writer = await asyncio.open_connection("127.0.0.1", place.port)

@@ -67,7 +67,7 @@ def test_which_is_meant_has_to_be_said_where_it_is_not_known(tmp_path: Path) -> 
         take(store, PARIS, 1, clock=2)
         old = take(store, None, 3, clock=0)
         entries = listed(tmp_path / "store")
-        with pytest.raises(UsageError, match="'web' is 3 VMs"):
+        with pytest.raises(UsageError, match="'web' is the name of 3 VMs"):
             chosen(entries, "web", [], None)
         assert [one.id for one in chosen(entries, "web", [], "none").mine] == [old.id]
         assert chosen(entries, "web", [PARIS], BERLIN).mine == of_vm(entries, BERLIN).mine

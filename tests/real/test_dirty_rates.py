@@ -38,7 +38,7 @@ def test_they_are_measured_where_they_are_by_the_best_there_is(real_lab: Machine
 
         real_lab.virsh("lab-b", "suspend", NAME)
         stopped = real_lab.vmckpt("dirty-rate", NAME)
-        assert (stopped.code, stopped.error["why"]) == (4, "it is paused: it dirties nothing")
+        assert (stopped.code, stopped.error["why"]) == (4, "it is paused: it dirties no memory")
 
         rates = {
             sample.labels["vm"]: sample.value

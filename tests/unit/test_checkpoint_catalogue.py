@@ -49,7 +49,7 @@ def test_a_directory_of_another_host_is_named_in_full() -> None:
     """It was one of wherever a process there began, and no list looked into it."""
     far = Elsewhere("far", Path("/far"), "192.0.2.1")
     assert parse_location("/srv/points", far) == StoreLocation(far, "/srv/points")
-    with pytest.raises(UsageError, match="no store can be in points"):
+    with pytest.raises(UsageError, match="points is not the location of a store"):
         parse_location("points", far)
     assert parse_location("points", A).path == str(Path("points").absolute())
 
@@ -71,7 +71,7 @@ def test_no_name_stands_for_the_id_of_another() -> None:
     assert other.facts is not None
     theirs = replace(other, facts=replace(other.facts, name=one.id[:12]))
     found = Catalogue([one, theirs], [])
-    with pytest.raises(UsageError, match="is 2 checkpoints"):
+    with pytest.raises(UsageError, match="matches 2 checkpoints"):
         found.find(one.id[:12])
     assert found.find(one.id).id == found.find(one.id[:13]).id == one.id
     # A name of few digits is one, whatever ids begin so.

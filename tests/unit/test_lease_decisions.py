@@ -112,13 +112,13 @@ def test_the_text_of_a_record_does_not_change() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ('"format":1', '"format":2', "another vmckpt"),
+        ('"format":1', '"format":2', "another version of vmckpt"),
         ("{", "", "it is not valid JSON"),
         ('"term":3', '"term":0', "term"),
         ('"term":3', '"term":true', "got `bool` - at `.*term`"),
         ('"in_sync":"r1"', '"in_sync":7', "in_sync"),
-        (',"released":false', "", "missing, or unknown"),
-        ('"drift":0.01', '"drift":0.7', "no lease lasts"),
+        (',"released":false', "", "missing or unknown"),
+        ('"drift":0.01', '"drift":0.7', "a lease cannot last"),
         ('"drift":0.01', '"drift":"0"', "got `str` - at `.*drift`"),
         ('{"duration_s":1.0,"drift":0.01}', "[]", "Expected `object`"),
         ('"term":3', '"term":', "it is not valid JSON"),
@@ -135,7 +135,7 @@ def test_a_record_that_is_damaged_is_no_record(old: str, new: str, why: str) -> 
     ("duration_s", "drift"), [(0.0, 0.1), (-1.0, 0.1), (1.0, -0.1), (1.0, 0.5)]
 )
 def test_a_span_that_cannot_be_is_refused(duration_s: float, drift: float) -> None:
-    with pytest.raises(UsageError, match="no lease lasts"):
+    with pytest.raises(UsageError, match="a lease cannot last"):
         LeaseSpan(duration_s, drift)
 
 

@@ -109,7 +109,8 @@ def test_a_state_and_its_reason_are_one_place() -> None:
         ("Unsafe migration: Migration without shared storage is unsafe", "shared_filesystems"),
         ("Unsafe migration: Migration may lead to data corruption if disks use cache other than "
          "none or directsync", "cache='none'"),
-        ("Storage pool not found: no storage pool with matching target path", "make what it names"),
+        ("Storage pool not found: no storage pool with matching target path",
+         "create the missing pool or file"),
         ("Compression method 'zstd' is only supported with parallel migration", "--parallel"),
         ("Unable to access credentials /etc/pki/qemu/ca-cert.pem: No such file", "pki issue"),
         ("Certificate does not match the hostname 10.0.0.2", "pki issue"),

@@ -31,7 +31,7 @@ def test_another_users_directory_is_refused(tmp_path: Path, where: str) -> None:
     state = tmp_path / "above/state"
     state.mkdir(parents=True)
     os.chown(state if where == "state" else state.parent, NOBODY, NOBODY)
-    with pytest.raises(RefusedError, match="not this user's alone") as caught:
+    with pytest.raises(RefusedError, match="not private to this user") as caught:
         require_own(state)
     assert f"uid {NOBODY}" in caught.value.why
 
@@ -61,7 +61,7 @@ def test_where_every_user_may_write_the_sticky_bit_has_to_be(
     if is_own:
         require_own(directory)
     else:
-        with pytest.raises(RefusedError, match="not this user's alone"):
+        with pytest.raises(RefusedError, match="not private to this user"):
             require_own(directory)
 
 

@@ -205,9 +205,9 @@ def test_what_grows_after_the_pause_counts_in_the_next_one() -> None:
 def test_memory_that_changed_its_place_is_an_error(blocks: Sequence[RamBlock]) -> None:
     head = head_of(Memory())
     head.take()
-    with pytest.raises(OperationFailedError, match="other memory"):
+    with pytest.raises(OperationFailedError, match="layout of the VM's memory"):
         head.list_blocks(blocks)
-    with pytest.raises(OperationFailedError, match="other memory"):
+    with pytest.raises(OperationFailedError, match="layout of the VM's memory"):
         head.require_same(blocks)
 
 

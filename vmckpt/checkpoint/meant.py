@@ -77,8 +77,8 @@ async def _elsewhere(name: str, host: Host) -> Answers[str]:
 
 def _another(name: str, host: Host, silent: list[VmckptError]) -> RefusedError:
     return RefusedError(
-        f"'{name}' on {host.name} is another VM than the one whose checkpoints these are",
-        why="its identity is another, and that VM may be on a host that does not answer: "
+        f"'{name}' on {host.name} is not the VM that these checkpoints were taken of",
+        why="its VM id differs, and the original may be on a host that does not answer: "
         + "; ".join(error.what for error in silent),
         remedy="try again when that host answers; if it is gone for good: vmckpt host rm",
     )

@@ -15,7 +15,7 @@ from vmckpt.store.files.pack import Numbers
 from vmckpt.store.transaction import AreaWriter
 
 COPY_BYTES = 8 << 20
-# Limit of memory copied but not stored yet: beyond it the passes wait for the store.
+# Limit of memory that is copied but not stored yet: beyond it the passes wait for the store.
 MOST_WAITING_BYTES = 512 << 20
 # Up to this size, new pages are stored only after they have been read a second time.
 MOST_LATER_BYTES = 256 << 20

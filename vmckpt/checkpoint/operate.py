@@ -138,7 +138,8 @@ def store_of(name: str, host: Host, given: str | None) -> StoreLocation:
         raise RefusedError(
             f"{host.name} does not see the store {location.label}",
             why=f"it is a directory of {location.host.name}, and '{name}' is on {host.name}",
-            remedy=f"take it into a store there, then: vmckpt store copy {location.label}",
+            remedy="take the checkpoint into a store there, then copy it: "
+            f"vmckpt store copy {location.label}",
         )
     return location
 
@@ -275,7 +276,7 @@ async def standing(entry: CatalogueEntry) -> OriginShown:
 
 
 async def _standing(entry: CatalogueEntry, *, trust: bool) -> tuple[str, bool]:
-    """The checkpoint's digest if it is trusted (else ""), and whether it is foreign."""
+    """The checkpoint's digest if it is trusted (otherwise ""), and whether it is foreign."""
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     return (digest(entry.manifest) if trust or not is_foreign else ""), is_foreign
 

@@ -196,6 +196,6 @@ async def _run_job(
     await commands.job_dismiss(monitor, job_id)
     if job.error:
         raise OperationFailedError(
-            f"QEMU could not {phase} the snapshot", why=job.error, remedy="fix what it names"
+            f"QEMU could not {phase} the snapshot", why=job.error, remedy="fix the reported cause"
         )
     return job

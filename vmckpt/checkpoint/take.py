@@ -113,7 +113,7 @@ async def _senders(vm: Vm) -> list[str]:
 
 
 def _require_alike(vm: Vm) -> None:
-    """Raises RefusedError unless all that it sends can be held until the others stand, too."""
+    """Raises RefusedError unless all of its output can be held until the others are paused, too."""
     if not vm.spec.passthrough:
         return
     device = vm.spec.passthrough[0]
@@ -121,7 +121,7 @@ def _require_alike(vm: Vm) -> None:
         f"'{vm.name}' cannot have checkpoints together with others",
         why=f"'{device.id}' is passed through ({device.strategy}): detaching it takes "
         "long, and output that bypasses QEMU cannot be held",
-        remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+        remedy=f"take one of this VM alone: vmckpt checkpoint create {vm.name}",
     )
 
 
@@ -196,7 +196,7 @@ class Taking:
         origin = Origin(self._options.id, self._vm.name, parent, None, vm_id, sequence)
         new, damaged = await self._begin(store, await self._named(store, origin))
         try:
-            # Only this one is what QEMU's bitmaps of later writes are about.
+            # QEMU's bitmaps record the writes since this checkpoint only.
             is_start = not damaged and await self._is_as_taken(store, history, parent)
             start = parent if is_start else None
             await self._disks.prepare(self._written_disks(), new.id, start)
@@ -241,7 +241,7 @@ class Taking:
         return manifest
 
     async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
-        """What it was last taken or restored as, else the newest of `mine`."""
+        """The checkpoint last taken of it or restored to it, otherwise the newest of `mine`."""
         if history.last is not None and history.last in await self._store_calls(store.ids):
             return history.last
         return mine[-1].id if mine else None
@@ -292,7 +292,7 @@ class Taking:
             try:
                 await self._store_calls(new.abort)
             finally:
-                # What libvirt looks at has nothing of ours between two checkpoints.
+                # Between checkpoints, nothing of vmckpt's remains in a QEMU that libvirt inspects.
                 await self._disks.end(keep_bitmap=new.is_committed and self._domain is None)
         except VmckptError as exc:
             if not new.is_committed:

@@ -125,7 +125,7 @@ def _no_room(spec: Spec, file: Path, size_bytes: int, free_bytes: int) -> Refuse
         f"there is no room to save or load '{spec.name}' as a whole",
         why=f"it takes up to {format_size(size_bytes)} in {file.parent} for a moment, "
         f"{format_size(free_bytes)} are free",
-        remedy="make room there; its guest was not touched",
+        remedy="make room there; the guest was not affected",
     )
 
 
@@ -181,7 +181,7 @@ class _TakingWhole(Taking):
             raise RefusedError(
                 f"saving '{self._vm.name}' would stop it for too long",
                 why=f"{text}; --max-pause allows {format_duration(self._options.max_pause_s)}",
-                remedy="allow more, or run it from a spec of vmckpt's: the pause is then short",
+                remedy="allow more, or run it from a vmckpt spec, which makes the pause short",
             )
 
     async def _save(self, *, mapped: bool) -> float:
@@ -222,7 +222,7 @@ class _TakingWhole(Taking):
         raise OperationFailedError(
             f"'{self._vm.name}' could not be saved; it keeps running",
             why=found.error or f"QEMU's migration to the file is {found.status}",
-            remedy=f"see that {self.file.parent} has room, and the VM's stderr.log",
+            remedy=f"check the free space in {self.file.parent}, and see the VM's stderr.log",
         )
 
     async def _undone(self) -> None:

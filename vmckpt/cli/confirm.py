@@ -49,9 +49,9 @@ def confirm(loss: str, *, yes: bool, as_json: bool) -> None:
 
 
 def line_of(stdin: TextIO) -> str:
-    """The next line, waited for so that no signal is missed.
+    """Wait for the next line without missing a signal.
 
-    One that comes just before a blocking read would be handled only after it: Ctrl-C had no effect.
+    A signal just before a blocking read is handled only after it, so Ctrl-C had no effect.
     """
     wakes, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(woken)

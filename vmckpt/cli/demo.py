@@ -99,7 +99,7 @@ def _command(*words: str, may_fail: bool = False) -> bool:
         raise OperationFailedError(
             f"vmckpt {words[0]} ended with {done.returncode}",
             why="see its message above",
-            remedy="fix what it names and try again",
+            remedy="fix the reported cause, and try again",
         )
     return done.returncode == 0
 

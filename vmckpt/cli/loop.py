@@ -87,7 +87,7 @@ def at_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def end_running() -> None:
     """The command has run: connections to hosts are closed, and so is the event loop.
 
-    A signal cuts that short; how the command ended stands.
+    A signal cuts that short, without effect on the command's result.
     """
     global _runner
     runner, _runner = _runner, None

@@ -259,7 +259,7 @@ def report(error: Exception | StopRequestedError) -> int:
             cancelled = CancelledByUserError(
                 "cancelled",
                 why="asked to stop",
-                remedy="what had begun may have taken effect: see `vmckpt vm show`",
+                remedy="operations that had begun may have taken effect: see `vmckpt vm show`",
             )
             return print_error(cancelled, as_json=as_json)
         case click.ClickException():
@@ -298,5 +298,5 @@ def _bug(exc: Exception) -> VmckptError:
     return VmckptError(
         "vmckpt has a bug",
         why=f"{type(exc).__name__}: {exc}",
-        remedy=f"report it with {kept}; `vmckpt vm list` shows how the VMs are",
+        remedy=f"report it with {kept}; `vmckpt vm list` shows the state of the VMs",
     )

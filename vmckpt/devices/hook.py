@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # How long to wait for a killed agent's successor, or a guest that has just arrived; and for each of
 # an agent's answers, doubled at each try: so one that is always slow is heard eventually.
 BACK_S, PATIENCE_S = 20.0, 5.0
-# The guest ends a hook at its time limit; it is waited for this much longer at most.
+# The guest ends a hook at its time limit; the host waits at most this much longer.
 GRACE_S = 5.0
 KILLED = (137, -9)
 NO_SUCH_PROGRAM = 127
@@ -38,7 +38,7 @@ class GuestHook(NamedTuple):
     async def do(self, phase: HookPhase, *, tries: int = 1) -> HookAnswer:
         """Have the hook do a phase; returns its answer, which is positive.
 
-        A failure is retried as often as `tries` says; a lost agent is waited for in any case.
+        A failure is retried up to `tries` times; a lost agent is always waited for.
         Raises HookFailedError.
         """
         answer = await self._outlasting(phase)

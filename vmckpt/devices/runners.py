@@ -85,7 +85,7 @@ class BySsh:
         done = await self.host.run(words, timeout_s=within_s + SSH_CONNECT_S)
         if done.returncode == SSH_FAILED and not done.stdout:
             raise HostDownError(
-                f"the guest is not reached by SSH, at {there} from {self.host.name}",
+                f"the guest cannot be reached by SSH at {there} from {self.host.name}",
                 why=done.stderr.strip()[-400:] or "ssh does not say why",
                 remedy=f"try it on {self.host.name}: {shlex.join(words[:-1])}",
             )

@@ -71,8 +71,8 @@ class LibvirtDomain:
     async def console(self) -> "Path":
         """Refused: libvirt serves consoles as a stream, for which virsh has the terminal."""
         raise RefusedError(
-            "vmckpt shows no console of a libvirt domain",
-            why="libvirt keeps it, and virsh joins a terminal to it",
+            "vmckpt does not show the console of a libvirt domain",
+            why="libvirt manages it; virsh connects a terminal to it",
             remedy=f"on {self.host.name}: virsh console {quote(self.name)}",
         )
 

@@ -40,7 +40,7 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.vm.record import RAM_NAME
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
-# Further commands for QEMU, in order: while the guest is paused, or just before.
+# Returns further commands for QEMU, to be sent in order, during the pause or just before it.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 Pausing = Callable[[], AbstractContextManager[None]]
 # QEMU's reply to `cont` for a moment after a migration has ended.

@@ -97,8 +97,8 @@ class DisksAtOnce:
             if node not in drives:
                 raise RefusedError(
                     f"{self._monitor.label}: its disk '{node}' belongs to no device",
-                    why="QEMU names none that it is inserted in",
-                    remedy="look at it with query-block",
+                    why="QEMU reports no device that uses it",
+                    remedy="inspect it with query-block",
                 )
             size_bytes = images[node].virtual_size_bytes
             # A bitmap that a killed predecessor has ended misses later writes.

@@ -134,9 +134,10 @@ class ReadHead:
         is_sound = all(map(_is_sound, others(blocks, self._ram)))
         if not is_sound or _layout(blocks) != _layout(self._blocks):
             raise OperationFailedError(
-                "the VM has got other memory",
-                why=f"QEMU listed {len(self._blocks)} RAM blocks, and now {len(blocks)} or others",
-                remedy="a device was plugged in or out: try again",
+                "the layout of the VM's memory has changed",
+                why=f"QEMU listed {len(self._blocks)} RAM blocks before, and now lists "
+                f"{len(blocks)}, or different ones",
+                remedy="a device was plugged in or unplugged: try again",
             )
 
     def content(self) -> bytes:
@@ -228,8 +229,9 @@ def _is_called(block: RamBlock, ram: str) -> bool:
 
 
 def readable(blocks: Sequence[RamBlock], ram: str) -> list[Span] | None:
-    """The addresses of all blocks but the guest's RAM; None: they are not known, or not what QEMU
-    can have.
+    """The addresses of all blocks except the guest's RAM; None: they are unknown or implausible.
+
+    Implausible: not what a QEMU can report.
     """
     rest, spans = others(blocks, ram), list[Span]()
     if ram_block(blocks, ram) is None:
@@ -253,7 +255,7 @@ def _is_rom(name: str) -> bool:
 
 
 def _is_sound(block: RamBlock) -> bool:
-    """Whether it is whole pages, at one's address, and no longer than it may be."""
+    """Whether it consists of whole pages, at a valid address, and is no longer than allowed."""
     numbers = (block.used_bytes, block.total_bytes, block.address or 0)
     is_whole = not any(n % PAGE_BYTES for n in numbers) and max(numbers) < _END_OF_ADDRESSES
     return is_whole and 0 < block.used_bytes <= block.total_bytes

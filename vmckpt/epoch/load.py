@@ -34,8 +34,8 @@ async def load_devices(monitor: Monitor, device_state: bytes) -> None:
             await feeding
             return
     raise OperationFailedError(
-        f"{monitor.label} does not take the guest",
-        why="it cannot load the state of its devices: see its stderr.log",
+        f"{monitor.label} cannot load the guest",
+        why="loading the state of its devices failed: see its stderr.log",
         remedy="use the QEMU and the machine type that saved it",
     )
 

@@ -104,9 +104,9 @@ def require_bounded(monitor: Monitor, state_bytes: int) -> None:
 
 def _no_state(monitor: Monitor, why: str) -> OperationFailedError:
     return OperationFailedError(
-        f"{monitor.label} does not give the state of its devices",
+        f"{monitor.label} did not deliver the state of its devices",
         why=why,
-        remedy="look at the VM's stderr.log",
+        remedy="see the VM's stderr.log",
     )
 
 

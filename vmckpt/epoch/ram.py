@@ -21,7 +21,7 @@ class VmRam(NamedTuple):
 
 
 async def find_ram(vm: Vm, monitor: Monitor) -> VmRam | None:
-    """Its RAM; None: its QEMU has it alone and does not say where, or has it in pieces.
+    """Its RAM; None: it is private to its QEMU, at an unknown address or in several parts.
 
     Raises as `Monitor.ask` does.
     """
@@ -46,7 +46,8 @@ async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:
     if found is None:
         raise RefusedError(
             f"the memory of '{vm.name}' cannot be read while it runs",
-            why="its QEMU has it alone, and does not say where (10.0 does), or has it in pieces",
+            why="it is private to its QEMU, which does not report its address (10.0 does), or "
+            "has it in several parts",
             remedy=f"save it as a whole: vmckpt checkpoint create {vm.name} --kind file",
         )
     return found

@@ -30,8 +30,8 @@ async def require_holdable(vm: Vm, monitor: Monitor, netdevs: Sequence[str]) -> 
         await try_hold(monitor, netdevs)
     except CommandRefusedError as exc:
         raise RefusedError(
-            f"what '{vm.name}' sends cannot be held",
+            f"the network output of '{vm.name}' cannot be held",
             why=f"QEMU has no filter for its networks ({', '.join(netdevs)}): {exc.description}",
-            remedy="take a checkpoint of it alone; or migrate it, after which its networks are "
-            "vmckpt's, without vhost",
+            remedy="take a checkpoint of this VM alone; or migrate it first: vmckpt then sets up "
+            "its networks, without vhost",
         ) from exc

@@ -37,7 +37,7 @@ def modes(options: MigrationOptions) -> tuple[TransferMode, ...]:
         return (TransferMode.PRECOPY,)
     if options.policy is None:
         return tuple(TransferMode)
-    # Both would slow the guest, each by its own rule.
+    # Auto-converge and a policy that throttles would both slow the guest.
     slows = options.policy.may_throttle and not options.observe_only
     return tuple(mode for mode in _PRECOPIES if mode is not TransferMode.AUTO_CONVERGE or not slows)
 

@@ -1,4 +1,4 @@
-"""The programs that carry out migrations, as far as what they do is forecast differently."""
+"""The programs that carry out migrations, and the differences that matter for forecasts."""
 
 from typing import NamedTuple
 

@@ -389,7 +389,7 @@ def _promising(candidate: MethodCandidate, intent: Intent, downtime_ms: int) -> 
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     steered = None
     if candidate.options.method is Method.PRECOPY:
-        # Auto-converge slows the guest by its own rule.
+        # Auto-converge slows the guest independently of the policy.
         may_throttle = candidate.by.throttles and candidate.mode is not TransferMode.AUTO_CONVERGE
         steered = within(most_ms, slower if may_throttle else None)
     return replace(

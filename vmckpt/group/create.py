@@ -46,9 +46,9 @@ async def create(
     if not LEAST_HELD_S <= options.most_held_s <= MOST_HELD_S:
         raise UsageError(
             f"output cannot be held for {options.most_held_s:g} s at most",
-            why=f"it is {LEAST_HELD_S:g} to {MOST_HELD_S:g} s: QEMU's buffers have room for 10,000 "
-            "packets, and what comes beyond is lost",
-            remedy="leave out --max-hold: 250 ms do where hosts answer",
+            why=f"it must be {LEAST_HELD_S:g} to {MOST_HELD_S:g} s: QEMU's buffers hold 10,000 "
+            "packets, and drop all others",
+            remedy="leave out --max-hold: 250 ms are enough if all hosts answer",
         )
     works = await all_of(_work(vm, options, key) for vm in vms)
     for note in (note for vm in vms for note in vm.group_notes()):

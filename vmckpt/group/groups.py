@@ -46,14 +46,14 @@ def find(entries: Iterable[CatalogueEntry], text: str) -> Group:
     found = found or [one for one in every if len(text) >= 4 and one.id.startswith(text)]
     if len(found) > 1:
         raise UsageError(
-            f"'{text}' is {len(found)} groups",
+            f"'{text}' matches {len(found)} groups",
             why=", ".join(f"{one.id} of {', '.join(one.members)}" for one in found),
             remedy="write its id",
         )
     if not found:
         raise NotFoundError(
             f"there is no group '{text}'",
-            why="no checkpoint of the stores that were looked in says that it is of it",
+            why="no checkpoint in the stores that were searched belongs to it",
             remedy="see `vmckpt checkpoint list`, or name its store: --store",
         )
     return found[0]

@@ -148,7 +148,7 @@ class GroupHead:
 async def cut(head: GroupHead, most_held_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """Lead all members through one consistent cut; returns what each has stored, uncommitted.
 
-    Output that a member sends after its own cut leaves its host only when all have had theirs: each
+    Output that a member sends after its own cut leaves its host only after the cuts of all: each
     holds its output, and releases it when all guests are paused. A member that released it earlier,
     because the order came too late, reports that, and the cut fails. Cuts need not be simultaneous:
     members on one machine with few processors take turns.

@@ -124,7 +124,7 @@ async def settle_left(key: Key = None) -> list[str]:
                 journal = _journals().load(name)
                 if journal is None:
                     continue
-                outcome = "is whole" if await settle(journal, key) else "was removed"
+                outcome = "is complete" if await settle(journal, key) else "was removed"
                 message.append(f"group {journal.name} was interrupted in its commit: it {outcome}")
         except BusyError:
             continue
@@ -139,7 +139,7 @@ async def _require_ended(part: Part) -> None:
         raise HostDownError(
             f"'{part.vm}' may still be committed on {part.host}",
             why=f"process {part.process.pid} there does not end",
-            remedy="look at that host",
+            remedy="check that host",
         )
 
 

@@ -81,7 +81,7 @@ async def _line(service: Service) -> Line:
                 f"the {service.work.kind.what} of '{service.work.vm}' does not join its group",
                 why=f"its process {service.process.pid} on {host.name} has not come for "
                 f"{HEAD_S:g} s: it is frozen, or the host is too busy",
-                remedy=f"look at {host.name}, and try again",
+                remedy=f"check {host.name}, and try again",
             )
     sock = await host.connect(control)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)

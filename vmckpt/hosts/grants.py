@@ -51,7 +51,7 @@ OWN_DIRECTORY = "own"
 
 
 class Grant(NamedTuple):
-    """One file; `number` is the user for own and directory, else the group."""
+    """One file; `number` is the user for own and directory, otherwise the group."""
 
     kind: str
     path: Path
@@ -190,7 +190,7 @@ def _is_closed(directory: os.stat_result, trusted: Collection[int]) -> bool:
 def _led_astray(path: Path, link: str) -> RefusedError:
     return RefusedError(
         f"{path} cannot be given to a VM's own user",
-        why=f"another user may change where the link '{link}' on the way leads",
+        why=f"another user can change the link '{link}' in its path",
         remedy="name the file itself, or keep it in directories that only root may change",
     )
 

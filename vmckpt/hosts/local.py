@@ -168,9 +168,9 @@ class LocalHost(HostEntry):
                 remedy=remedy,
             ) from exc
         raise RefusedError(
-            f"at {path} on {self.name} another user listens (uid {user})",
-            why="answers there are that user's, and would be trusted as this user's own",
-            remedy="name a socket of this user's own, or, if all that it says is believed: --trust",
+            f"another user (uid {user}) listens at {path} on {self.name}",
+            why="its answers would be trusted as if they came from this user",
+            remedy="name a socket of this user, or, if you trust that user: --trust",
         )
 
     @asynccontextmanager
@@ -334,7 +334,7 @@ class LocalHost(HostEntry):
 
                 with suppress(RecursionError):
                     shutil.rmtree(path, ignore_errors=True)
-                # Deeper than Python's recursion limit: rm(1) has none. Or still being written to.
+                # Deeper than Python's recursion limit (rm(1) has none), or still being written to.
                 tries, output = REMOVE_TRIES, ""
                 while path.exists():
                     if not (tries := tries - 1):

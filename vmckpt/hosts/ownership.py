@@ -34,7 +34,7 @@ def require_own(directory: Path) -> None:
             why = f"every user may write to it (mode {found.st_mode & 0o7777:o})"
         if why:
             raise RefusedError(
-                f"the state directory {directory} is not this user's alone",
+                f"the state directory {directory} is not private to this user",
                 why=why,
                 remedy="name another one (VMCKPT_STATE_DIR), or correct its owner and mode after "
                 "making sure of what is in it",

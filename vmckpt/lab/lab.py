@@ -89,7 +89,7 @@ async def up(
 
 
 async def down(state_dir: Path) -> LabRemoval:
-    """Remove the lab, or what is left of one: nothing of it remains.
+    """Remove the lab, even an incomplete one, without leftovers.
 
     QEMUs and all other processes in the lab's namespaces are ended. Does nothing if there is no
     lab. Cancellation does not interrupt it; it blocks the loop while the processes end. Raises
@@ -107,7 +107,7 @@ async def down(state_dir: Path) -> LabRemoval:
 def _check_request(hosts: int, qemus: Sequence[Path], kit: MachineKit | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
-            f"no lab of {hosts} hosts",
+            f"a lab cannot have {hosts} hosts",
             why=f"a lab has 1 to {MAX_HOSTS}",
             remedy="give another number of hosts",
         )

@@ -173,8 +173,8 @@ def end_all(directory: Path) -> list[ProcessId]:
         if found and time.monotonic() > deadline_s:
             raise OperationFailedError(
                 "the lab could not be taken down",
-                why="processes will not end: " + " ".join(str(process.pid) for process in found),
-                remedy="see what they wait for (ps -o pid,stat,wchan), then 'vmckpt lab down'",
+                why="these processes do not exit: " + " ".join(str(one.pid) for one in found),
+                remedy="see what they wait for (ps -o pid,stat,wchan), then run 'vmckpt lab down'",
             )
         if found:
             quiet_rounds = 0

@@ -44,7 +44,7 @@ class EtcdStore:
         self._endpoints, self._prefix, self._timeout_s = endpoints, prefix, timeout_s
 
     async def read(self, vm: str) -> Versioned | None:
-        """The current record, as a majority has it."""
+        """The current record, according to a majority."""
         question = {"key": self._key(vm)}
         found, failures = await self._ask("/v3/kv/range", question, partial(self._found, vm))
         if not found:

@@ -69,7 +69,7 @@ class FileStore:
             raise OutcomeUnknownError(
                 f"it is unknown whether the lease of '{vm}' was written",
                 why=f"{self._directory} did not answer for {self._timeout_s} s",
-                remedy="look again; nothing is granted meanwhile",
+                remedy="try again; nothing is granted meanwhile",
             ) from exc
 
     async def _within(self, work: Callable[[], T]) -> T:
@@ -212,7 +212,7 @@ def _in_doubt(vm: str, path: Path, exc: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"it is unknown whether the lease of '{vm}' was written durably",
         why=f"{path} did not confirm that it is in place and on disk: {exc.strerror}",
-        remedy="look again; check the disk, or the server",
+        remedy="try again; check the disk, or the server",
     )
 
 

@@ -24,7 +24,7 @@ _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
 _UNDECIDED = (408, 429)
 # etcd's error when its quota is used up, until its alarm is disarmed.
 NO_SPACE = "database space exceeded"
-# With it a member without a leader reports that at once instead of waiting for one.
+# With it a member without a leader reports that immediately instead of waiting for one.
 _HEADERS = (
     "Content-Type: application/json\r\nGrpc-Metadata-hasleader: true\r\nConnection: close\r\n"
 )

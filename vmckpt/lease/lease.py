@@ -267,7 +267,7 @@ class Lease:
         if not rule.is_entitled(record, self.claimant):
             raise RefusedError(
                 f"term {record.term + 1} of VM '{self.vm}' is not for {self.claimant.name}",
-                why=f"in sync with {record.holder}, who has term {record.term}, is "
+                why=f"in sync with {record.holder} (term {record.term}) is "
                 f"{record.in_sync or 'no replica: it runs alone'}",
                 remedy="let the primary bring the replica up to date first",
             )

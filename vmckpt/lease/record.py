@@ -23,14 +23,14 @@ class LeaseSpan:
     def __post_init__(self) -> None:
         if not (0.0 < self.duration_s < 86400.0 and 0.0 <= self.drift < 0.5):
             raise UsageError(
-                f"no lease lasts {self.duration_s} s with a drift of {self.drift}",
-                why="the duration is above 0 and below a day, the drift between 0 and 0.5",
+                f"a lease cannot last {self.duration_s} s with a drift of {self.drift}",
+                why="the duration is above 0 and below a day, the drift from 0 to below 0.5",
                 remedy="give e.g. a duration of 1 s and a drift of 0.01",
             )
 
     @property
     def holder_s(self) -> float:
-        """What its holder may count on, from the moment before it asked."""
+        """What its holder may rely on, counted from the moment before its request."""
         return self.duration_s * (1.0 - self.drift)
 
     @property
@@ -69,10 +69,10 @@ def decode(data: bytes | str, where: str) -> LeaseRecord:
     try:
         value = parse(data)
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
-            raise MalformedError("it has a format of another vmckpt")
+            raise MalformedError("it has the format of another version of vmckpt")
         # Never guess a term: unlike other records it has no field too few or too many.
         if value.keys() != {field.name for field in fields(LeaseRecord)}:
-            raise MalformedError("fields are missing, or unknown")
+            raise MalformedError("fields are missing or unknown")
         return convert(LeaseRecord, value)
     except (MalformedError, UsageError) as exc:
         raise StorageError(

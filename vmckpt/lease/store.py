@@ -38,7 +38,8 @@ class RecordStore(Protocol):
     async def replace(self, vm: str, record: LeaseRecord, *, over: int) -> Versioned:
         """Put `record` over version `over` (NONE_YET: if there is none), durably.
 
-        Returns what is stored afterwards: `record` if this call put it there, else what another has
-        put there first. Raises ArbiterDownError (nothing was changed), OutcomeUnknownError (it may
-        yet be, at any later time, until something else is put there), StorageError.
+        Returns what is stored afterwards: `record` if this call put it there, otherwise what
+        another process has put there first. Raises ArbiterDownError (nothing was changed),
+        OutcomeUnknownError (it may yet be, at any later time, until something else is put there),
+        StorageError.
         """

@@ -17,7 +17,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span
 SAMPLED_PAGES = 16384
 # Memory is described in this many pieces.
 PIECES = 64
-# Each of QEMU's channels compresses its data as one stream: a page by those before it.
+# Each of QEMU's channels compresses its data as one stream: earlier pages help later ones.
 COMPRESSED_PAGES, ZSTD_LEVEL = 4096, 1
 # A page that shrinks to less than this share counts as compressible.
 COMPRESSIBLE_RATIO = 0.75

@@ -137,10 +137,10 @@ def call_there(pid: int, number: int, *arguments: int) -> int:
 
 
 def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]) -> None:
-    """Have `pid` replace its memory from `span[0]` to `span[1]` by a private mapping of a file.
+    """Replace the memory of `pid` from `span[0]` to `span[1]` with a private mapping of a file.
 
-    `advice`: of madvise(2), for that mapping. Conditions as for `call_there`. Raises OSError: if it
-    is not from `advice`, nothing was changed.
+    `advice`: madvise(2) values to apply to that mapping. Conditions as for `call_there`. Raises
+    OSError; unless madvise failed, nothing was changed.
     """
     start, end = span
     words = os.fsencode(path) + b"\0"

@@ -65,7 +65,7 @@ class SoftDirty:
     def _written(self) -> NDArray[np.bool_]:
         """A boolean for each page of the file."""
         written = np.zeros(self._ram.size_bytes // PAGE_BYTES, np.bool_)
-        # What has no memory was not written.
+        # Pages without memory were not written.
         for start, end in self._ram.extents():
             for mapping in self._mappings:
                 shift = mapping.offset - mapping.start

@@ -136,5 +136,5 @@ def _counts(record: RunRecord) -> bool:
 
 
 def _method(record: RunRecord) -> str:
-    """The method that QEMU used, else the requested one."""
+    """The method that QEMU used, otherwise the requested one."""
     return str((record.result or {}).get("method") or record.request.get("method", "unknown"))

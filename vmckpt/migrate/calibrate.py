@@ -188,7 +188,7 @@ async def _fill(vm: Vm, fill: Fill) -> None:
             raise OperationFailedError(
                 f"the calibration guest's memory on {vm.host.name} cannot be filled",
                 why=done.stderr.strip(),
-                remedy=f"check that dd is there, and the rights on {ram}",
+                remedy=f"check that dd is installed there, and the permissions of {ram}",
             )
         at_mib += copied
 

@@ -1,4 +1,4 @@
-"""The VM's lock on every host of an operation: held, waited for, cleaned up."""
+"""The VM's lock on every host of an operation: take it, wait for it, clean up after it."""
 
 import asyncio
 import time

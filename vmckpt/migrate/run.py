@@ -98,7 +98,7 @@ async def _move(
             raise BusyError(
                 f"{destination.name} has a VM '{vm.name}' by now",
                 why="another operator has put it there since this migration was checked",
-                remedy="find out which one is meant: vmckpt vm list",
+                remedy="find out which one is the right one: vmckpt vm list",
             )
         await sweep(destination, spec, there, None)
         identities = await ends(vm.host, destination)

@@ -72,7 +72,7 @@ class SharedLink:
     async def come(self) -> None:
         """Join: from here on it counts on both hosts."""
         name = f"{self._run}.{self._limit}"
-        # A process that looks for killed ones' files may hold one that is not locked yet.
+        # A process that cleans up after killed ones may hold a new file that is not locked yet.
         await self._hold([(self._source, OUT, name), (self._destination, IN, name)])
 
     async def my_turn(self) -> None:

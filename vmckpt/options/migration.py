@@ -296,7 +296,7 @@ class MigrationOptions:
         """The policy in effect, within what was promised; only a pre-copy has one."""
         if self.policy is None or self.method not in (Method.AUTO, Method.PRECOPY):
             return None
-        # In addition to auto-converge, which slows it by its own rule.
+        # In addition to auto-converge, which slows it independently.
         slower = 0 if self.auto_converge else self.most_throttle_percent
         return self.policy.within(self.most_downtime_ms, slower)
 

@@ -75,8 +75,8 @@ class ReplicationOptions:
                 why=f"nothing leaves before the standby has the state that sent it: up to {epoch} "
                 "and more for each answer",
                 remedy="choose epochs of 1 s at most, or release output at once: "
-                "--unsafe-no-output-commit. Then a failover takes the guest back by up to an "
-                "epoch, and it does not know what it has sent since",
+                "--unsafe-no-output-commit. A failover then returns the guest to a state up to an "
+                "epoch old, which does not include output that it has sent since",
             )
 
 

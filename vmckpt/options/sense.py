@@ -100,7 +100,7 @@ def _beside(options: MigrationOptions) -> Iterator[Odds]:
         remedy = "leave out --method; a rule may switch to post-copy"
         yield Odds(what, "a policy steers a pre-copy", remedy)
     if options.policy.may_throttle and options.auto_converge and not options.observe_only:
-        why = "both would slow the guest, each by its own rule"
+        why = "both would slow the guest"
         yield Odds(
             "--auto-converge cannot be combined with a --policy that throttles",
             why,

@@ -23,7 +23,7 @@ def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterat
         found = _DEVICE.fullmatch(blocker)
         if found is None:
             reason = f"QEMU refuses to migrate it: {blocker}"
-            remedy = VFIO_REMEDY if "VFIO" in blocker else "fix what it names"
+            remedy = VFIO_REMEDY if "VFIO" in blocker else "fix the reported cause"
         else:
             where = _device_at(found["pci"], found["below"], pci_ids)
             reason = f"the {found['kind']} {where} cannot be migrated"

@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-# A check does its work while it is iterated over. One that only judges known facts is an iterable.
+# A check does its work while it is iterated over; one without I/O is a plain iterable.
 Check: TypeAlias = AsyncIterator[Finding] | Iterable[Finding]
 
 

@@ -155,7 +155,7 @@ ZERO_COPY = "zero-copy-send"
 XBZRLE_CACHE_BYTES = 64 << 20
 LEVEL = 1
 
-# It leaves memory out; saving devices alone sets it, and may have died before resetting it.
+# It omits memory; saving devices alone sets it, and may have died before resetting it.
 _NEVER = ("x-ignore-shared",)
 # Always on if both sides have them: without return-path a destination that fails to load leaves the
 # source "completed" and the guest lost; events wake the monitor loop.

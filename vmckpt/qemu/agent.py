@@ -228,7 +228,7 @@ class GuestAgent:
         raise AgentSilentError(
             f"{path} does not end in the guest",
             why=f"not within {timeout_s:g} s",
-            remedy="look at the guest",
+            remedy="check that process in the guest",
         )
 
     async def _ask(

@@ -153,7 +153,7 @@ class Monitor:
             raise MonitorLostError(
                 f"the monitor of {label} is silent",
                 why=f"no greeting in {timeout_s:g} s: another client holds it, or QEMU is stuck",
-                remedy="end the other client, or look at the QEMU process",
+                remedy="end the other client, or check the QEMU process",
             ) from exc
         except (QMPError, OSError, EOFError, ValueError) as exc:
             sock.close()

@@ -11,7 +11,7 @@ from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.store import RecordStore
 from vmckpt.options.replication import ETCD, ReplicationOptions
 
-# For how long an arbiter that fails is waited for before it is done without: it may be back soon.
+# How long to wait for a failing arbiter before continuing without it: it may be back soon.
 ARBITER_S = 10.0
 
 

@@ -32,7 +32,7 @@ class Noticing:
         if status.state == PROTECTED and not self._was_protected:
             yield Occasion.PROTECTED
         if status.ending and (last is None or not last.ending):
-            # Of a first copy that fails, its command tells. Only a recovery begins with an ending.
+            # The command reports a failed first copy. Only a recovery begins with an ending.
             if status.ending in _LOST or (
                 status.ending == _ALONE and (self._was_protected or last is None)
             ):

@@ -321,7 +321,7 @@ async def _takes_term(
             elif not _is_of(request, holder):
                 raise RefusedError(
                     f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
-                    why=f"as the arbiter has it, {holder} holds it",
+                    why=f"according to the arbiter, {holder} holds it",
                     remedy="see `vmckpt vm list`: where the VM runs now it may be protected again",
                 )
             else:

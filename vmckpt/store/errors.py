@@ -34,7 +34,7 @@ def damaged(what: str, why: str) -> DamagedError:
     return DamagedError(
         what,
         why=why,
-        remedy="`vmckpt store check` says which checkpoints are touched; the others are whole",
+        remedy="`vmckpt store check` says which checkpoints are affected; the others are intact",
     )
 
 

@@ -198,9 +198,9 @@ def restore_backup(
         other = next((one for one in there if one != config), None)
         if other is not None and not replace:
             raise RefusedError(
-                f"the store {backend.location} has a whole file `{CONFIG}`",
-                why="it is not that of the backup: its keys were changed since, or it was replaced",
-                remedy="see `vmckpt store key list`; add --replace to put the backup in its place: "
+                f"the store {backend.location} has an intact file `{CONFIG}`",
+                why="it differs from the backup: keys were changed since, or it was replaced",
+                remedy="see `vmckpt store key list`; to overwrite it with the backup: --replace; "
                 "then the keys of that time open the store",
             )
         # The copy that is read comes last: otherwise `check` would prefer a later one.

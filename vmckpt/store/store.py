@@ -118,9 +118,9 @@ class Store:
         are_named = all(one.facts.get("name") == text for one in found)
         if len(found) > 1 and not (are_named and len({whose[m.id] or m.vm for m in found}) == 1):
             raise UsageError(
-                f"'{text}' is not one checkpoint",
+                f"'{text}' matches several checkpoints",
                 why=", ".join(f"{m.id} ('{m.facts.get('name')}' of {m.vm})" for m in found),
-                remedy="write more of its id",
+                remedy="write more characters of its id",
             )
         return found[-1]
 
@@ -318,7 +318,7 @@ class Store:
                 index = Index()
         # In storage order: the tables of packs in one bundle are read together.
         wanted = [pack for pack in newest if pack in ids and pack not in index.generations]
-        # Damaged ones are left out: nothing more should reuse them.
+        # Damaged packs are left out, so that no new checkpoint reuses them.
         found = self.opened.at_once(self._with_hashes, wanted)
         packs = [pack for pack in found if pack is not None]
         self._index, self._index_version = index.grown(packs, records.slots), version

@@ -260,7 +260,7 @@ def _not_created(host: Host, path: Path, done: Completed) -> OperationFailedErro
     return OperationFailedError(
         f"cannot create disk image {path} on {host.name}",
         why=done.stderr.strip(),
-        remedy="check the path, free space, and that nothing stands there",
+        remedy="check the path, free space, and that no file exists there",
     )
 
 

@@ -240,7 +240,7 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
         ask = "resume" if await now.is_alive() else "start"
         raise BusyError(
             f"another host may run '{vm.name}'",
-            why=f"it was protected from {vm.host.name}, and how that ended is not settled",
+            why=f"it was protected from {vm.host.name}, and how that ended is not known",
             remedy=f"vmckpt vm {ask} {vm.name}, which asks the arbiter",
         )
     return now

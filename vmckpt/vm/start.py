@@ -122,7 +122,7 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
             raise OperationFailedError(
                 f"QEMU {process.pid} on {host.name} does not end",
                 why="it survived SIGKILL for 5 s",
-                remedy="it is stuck in the kernel: look at its storage",
+                remedy="it is stuck in the kernel: check its storage",
             )
     await remove_qemu_files(host, ram_dir, files)
 
@@ -160,8 +160,8 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     If the VM is not at home here (no `keep`), what is left of an earlier one of its name goes, too:
     another VM must not get its identity, its claim, or its overlays. The caller holds its lock.
 
-    Raises BusyError if, without `keep`, a migration to here was interrupted: its QEMU may have the
-    guest. Or a restore was: its images are not complete, and its recovery removes them.
+    Without `keep`, raises BusyError after an interrupted migration to this host (its QEMU may have
+    the guest), or an interrupted restore (its images are incomplete; recovery removes them).
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(
@@ -282,7 +282,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
                 raise HostDownError(
                     f"QEMU on {host.name} does not open its monitor",
                     why=f"none within {START_TIMEOUT_S:g} s{await _whereabouts(host, process)}",
-                    remedy="look at the host's load and storage",
+                    remedy="check the host's load and storage",
                 ) from exc
         await asyncio.sleep(SOCKET_POLL_S)
 

@@ -97,9 +97,9 @@ class Catalogue(NamedTuple):
         found = [one for one in self.unreadable if len(text) >= 4 and one.id.startswith(text)]
         if len({one.id for one in found}) > 1:
             raise UsageError(
-                f"'{text}' is not one checkpoint",
-                why=f"so begin {', '.join(one.id for one in found)}",
-                remedy="write more of the id",
+                f"'{text}' matches several checkpoints",
+                why=f"these ids begin with it: {', '.join(one.id for one in found)}",
+                remedy="write more characters of the id",
             )
         return found
 
@@ -112,9 +112,9 @@ class Catalogue(NamedTuple):
         if found:
             labels = vm_labels([one.manifest for one in found])
             raise UsageError(
-                f"'{text}' is {len(found)} checkpoints",
+                f"'{text}' matches {len(found)} checkpoints",
                 why=", ".join(f"{one.id} ('{one.name}' of {labels[one.id]})" for one in found),
-                remedy="write more of the id",
+                remedy="write more characters of the id",
             )
         whys = [
             "no store that was searched has it",
@@ -164,9 +164,9 @@ async def catalogue(
 def _agreeing(
     found: Sequence[tuple[StoreLocation, Manifest]], is_ours: Callable[[Manifest], bool]
 ) -> tuple[list[tuple[StoreLocation, Manifest]], list[VmckptError]]:
-    """Each checkpoint as the store describes it that is right, with the other stores that agree.
+    """The correct description of each checkpoint, with the stores that agree on it.
 
-    Of stores that contradict each other one with this site's mark is right (`origin.py`), else the
+    If stores contradict each other, one with this site's mark is right (`origin.py`), otherwise the
     nearest: write access to one store must not suffice to make another store's checkpoint look old,
     or foreign.
     """
@@ -197,7 +197,7 @@ def contradiction(location: StoreLocation, checkpoint_id: str) -> StorageError:
     return StorageError(
         f"checkpoint {checkpoint_id} in {location.label} is not the one of that id in another "
         "store",
-        why="its description differs, and a copy's would not",
+        why="their descriptions differ; those of copies are identical",
         remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
         f"--store {location.label}",
     )

@@ -73,7 +73,7 @@ def require_as_before(location: str, label: str, config: Config) -> KnownStore |
         raise RefusedError(
             f"the store {label} is not the one that was used before",
             why=why,
-            remedy="find out who writes there before you use it, and restore its file `store` "
+            remedy="find out who changed it before you use it, and restore its `store` file "
             "(vmckpt store key import); if you changed it yourself: "
             f"vmckpt store accept {label}",
         )

@@ -114,9 +114,9 @@ def parse_location(text: str, at: Host | None = None) -> StoreLocation:
         return StoreLocation(here, str(Path(text).absolute()))
     if not Path(text).is_absolute():
         raise UsageError(
-            f"no store can be in {text}",
-            why=f"a directory of {here.name} is meant, and the path is not absolute",
-            remedy=f"write all of it: {here.name}:/DIRECTORY",
+            f"{text} is not the location of a store",
+            why=f"a directory of {here.name} is meant, but its path is not absolute",
+            remedy=f"write the absolute path: {here.name}:/DIRECTORY",
         )
     return StoreLocation(here, text)
 
@@ -195,7 +195,7 @@ async def lent(host: Host, path: str) -> socket:
             if is_late or not await host.is_alive(process):
                 output = (await host.read_text(log) or "").strip().splitlines()
                 raise HostDownError(
-                    f"{host.name} does not lend its store {path}",
+                    f"{host.name} does not give access to its store {path}",
                     why=output[-1] if output else "its process there did not become ready",
                     remedy=f"see: vmckpt host check {host.name}",
                 )

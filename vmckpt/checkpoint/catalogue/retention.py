@@ -69,7 +69,7 @@ def plan(
     """
     if rule.is_empty:
         raise UsageError(
-            "nothing says which checkpoints to keep",
+            "no rule says which checkpoints to keep",
             why="without a rule all would be removed",
             remedy="give at least one of --keep-last, --keep-hourly, --keep-daily, --keep-weekly, "
             "--max-age, --max-size",

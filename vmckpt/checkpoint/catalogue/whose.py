@@ -53,7 +53,7 @@ def chosen(
         return of_vm(entries, here[0])
     if len(known) > 1:
         raise UsageError(
-            f"'{vm}' is {len(known)} VMs",
+            f"'{vm}' is the name of {len(known)} VMs",
             why=f"checkpoints of that name are of: {', '.join(known)}",
             remedy="say which one: --vm-id ID"
             + (f" (--vm-id {NONE}: taken before VMs had ids)" if NONE in known else ""),

@@ -9,7 +9,7 @@ from vmckpt.vm.domains.inventory import Domain, all_domains, choose
 
 
 async def host_of_domain(uuid: str, taken_on: str) -> Host:
-    """The host that has the domain now, else the one where it was.
+    """The host that has the domain now, otherwise the one where it was.
 
     Raises HostDownError: only a libvirtd that does not answer may have it.
     """

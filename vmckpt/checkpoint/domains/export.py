@@ -103,7 +103,7 @@ def _export(
             raise StorageError(
                 f"cannot write {directory}",
                 why=exc.strerror or str(exc),
-                remedy="check that its parent exists, its rights, and free space",
+                remedy="check that its parent exists, its permissions, and free space",
             ) from exc
     return ExportedDomain(
         plan.name,

@@ -52,7 +52,7 @@ async def taking(
             remedy="leave out --kind; or, paused, into its image: --kind internal",
         )
     require_running(domain)
-    # What its host finds out more comes as the job's error.
+    # Its host reports whatever else it finds as the job's error.
     found = described(name, domain.description.memory_bytes, parts_of(domain.seen.xml))
     require(found, f"'{name}' cannot have checkpoints while it runs")
     location = store_of(name, host, given)

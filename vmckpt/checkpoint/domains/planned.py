@@ -77,7 +77,7 @@ class PlannedDomain:
 
     @property
     def images(self) -> tuple[ImageFile, ...]:
-        """All files that it is to have of its own."""
+        """All files that will belong to it alone."""
         own = (self.variables,) if self.variables else ()
         bases = (disk.base for disk in self.disks if disk.base is not None)
         return (*(disk.image for disk in self.disks), *bases, *own)
@@ -88,7 +88,7 @@ def domain_of(facts: CheckpointFacts) -> DomainFacts:
     if facts.domain is None:
         raise RefusedError(
             f"checkpoint '{facts.name}' is not of a libvirt domain",
-            why="it is of a VM of vmckpt's own, whose machine libvirt did not make",
+            why="it is of a VM that vmckpt runs itself, without libvirt",
             remedy="restore it as a VM: vmckpt checkpoint restore; its disks alone: "
             "vmckpt checkpoint export-disk",
         )

@@ -40,7 +40,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IN_MEMORY, QemuDir, lock_path
 
 _OLD = ".vmckpt-old-"
-# How a save image begins that libvirt has not written to its end.
+# The first bytes of a save image that libvirt has not finished writing.
 _INCOMPLETE = b"LibvirtQemudPart"
 
 
@@ -186,7 +186,7 @@ async def settle_restore(host: Host, uuid: str, session: Libvirtd) -> None:
     pending = await load_from(host, domain_dir(host, uuid).restoring, _SCHEMA)
     if pending is None:
         return
-    # A libvirt that waits for what the dead restore was to write answers nothing about the domain.
+    # A libvirt that waits for data from the dead restore does not answer queries about the domain.
     release(image_of(host, pending))
     domain = await _found(session, host, uuid)
     is_active = domain is not None and domain.is_active
@@ -216,7 +216,7 @@ async def _is_worked_on(domain: Domain, session: Libvirtd) -> bool:
 
 
 def _was_restored(domain: Domain) -> bool:
-    """Whether it runs since libvirt restored it."""
+    """Whether it has been running since libvirt restored it."""
     seen = domain.seen
     return seen.state is DomainState.RUNNING and seen.reason == RunningReason.RESTORED
 
@@ -265,7 +265,7 @@ async def undone(host: Host, pending: PendingDomain, session: Libvirtd) -> None:
         old = old_of(host, pending)
         domain = await _found(session, host, pending.uuid)
         is_off = domain is None or not domain.is_active
-        # A guest that powered off before it was saved has left no file, a power cut half of it.
+        # If the guest powered off before it was saved, there is no file; a power cut leaves half.
         if pending.was_active and is_off and await _is_complete(host, old):
             try:
                 await session.restore(old)

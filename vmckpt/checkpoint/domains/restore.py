@@ -74,7 +74,7 @@ from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, new_qemu_id
 
-# Of a directory for images: libvirt's QEMUs, of another user, reach what is theirs in it.
+# Of a directory for images: libvirt's QEMUs, which run as another user, must reach theirs.
 IMAGES_MODE = 0o711
 NO_AGENT = "the guest's clock shows the time of the checkpoint: set it, or let it synchronize"
 RESTORE, FORK = "checkpoint restore", "fork"
@@ -224,7 +224,7 @@ class DomainRestoring:
             ready_s = time.monotonic()
             if self._old is not None:
                 await self._switch(pending)
-            # An old guest is in libvirt's file by now: to write that takes longer than others wait.
+            # The old guest is in libvirt's file now: writing it takes longer than others wait.
             await member.all_ready()
             await member.all_switched()
             await to_the_end(self._started(loading, pending, member))

@@ -11,7 +11,7 @@ from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.paths import QEMU_PREFIX
 
-# How long a libvirtd that was restarted is waited for, to finish or undo.
+# How long to wait for a restarted libvirtd, to finish or undo.
 SETTLE_S, AGAIN_S = 60.0, 0.25
 
 

@@ -1,7 +1,8 @@
 """Take a checkpoint of a running libvirt domain, through libvirt's monitor of its QEMU.
 
-Runs on the domain's host. What is taken, and how, is as for every VM (`checkpoint/take.py`); this
-module turns the domain into one, and removes everything from its QEMU afterwards.
+Runs on the domain's host. What a checkpoint contains, and how it is taken, is the same as for every
+VM (`checkpoint/take.py`); this module presents the domain as a VM, and removes everything from its
+QEMU afterwards.
 """
 
 from collections.abc import Callable
@@ -157,7 +158,7 @@ class _DomainCheckpoint:
         if parts_of(now.seen.xml) != self._parts:
             raise OperationFailedError(
                 f"'{now.name}' was changed during its checkpoint",
-                why="a device or disk was plugged in or out, or changed its image",
+                why="a device or disk was plugged in or unplugged, or its image changed",
                 remedy="take it again",
             )
         definition = await self._session.definition(now.uuid) if now.seen.persistent else ""

@@ -68,7 +68,7 @@ async def fork_domain(
             for name in options.names
         ]
         async with AsyncExitStack() as held:
-            # First: to load what they share takes long.
+            # First, because loading what they share takes long.
             forks = [await _entitled(plan, host, held) for plan in plans]
             work = _DomainForking(host, point, facts, source)
             return await work.run(forks, run, overcommit=options.overcommit)
@@ -119,7 +119,7 @@ class _DomainForking:
         memory = SharedContent(content, plan.cannot_share)
         loading = DomainLoading(plan, self._point, self._facts, memory)
         try:
-            # One of its own: a libvirtd that was restarted has ended earlier ones.
+            # A new connection: if libvirtd was restarted, earlier ones are closed.
             async with libvirtd(self._host) as session:
                 work = DomainRestoring(
                     plan,

@@ -399,7 +399,7 @@ class _Forking:
             here = machine_from_json(self._facts.machine)
             if found := differences(here, await describe(monitor)):
                 raise OperationFailedError(
-                    f"the QEMU on {host.name} is another machine",
+                    f"the QEMU on {host.name} would be a different machine to the guest",
                     why="; ".join(found),
                     remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )

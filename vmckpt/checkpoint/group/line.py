@@ -111,5 +111,5 @@ def given_up(why: str) -> OperationFailedError:
     return OperationFailedError(
         "the group was aborted: nothing was done",
         why=why,
-        remedy="try again; `vmckpt vm list` shows how its VMs are",
+        remedy="try again; `vmckpt vm list` shows the state of its VMs",
     )

@@ -37,7 +37,7 @@ from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
 VOID, FAILED = "void", "failed"
-# The most that all other members may need between two time-critical words of the head.
+# Time limit for all other members together, between two time-critical words of the head.
 TOGETHER_S = 10.0
 # The head connects once the services of all members have started.
 HEAD_S = 30.0

@@ -61,7 +61,7 @@ async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
         raise OperationFailedError(
             "the guest has no such NIC",
             why=f"none of its interfaces has {old}: {', '.join(names)}",
-            remedy=f"give the one that is meant {new}, inside",
+            remedy=f"set {new} on the right NIC, inside the guest",
         )
     await agent.run_first(_IP, ["link", "set", "dev", names[old], "address", new], _ANSWER_S)
 

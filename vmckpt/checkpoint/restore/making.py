@@ -30,7 +30,7 @@ from vmckpt.vm.start import end_qemu
 class PendingQemu:
     """A QEMU of a VM in the making, and its files.
 
-    `made` belong to the VM once committed, else they are removed; `proofs` are their other names
+    `made` belong to the VM once committed; before, they are removed; `proofs` are their other names
     (an older vmckpt made none). `renames` are the disks' new contents and their final names.
     `was_paused`: the guest of the VM to be replaced; undone, it stays so.
     """
@@ -110,9 +110,9 @@ async def committed(vm: Vm, *works: Callable[[], Awaitable[None]]) -> list[str]:
 
 
 async def stays_paused(host: Host, name: str) -> bool:
-    """Whether the VM's guest was paused before a restore in its place that is not committed.
+    """Whether the guest was paused before an in-place restore of its VM that is not committed.
 
-    To be asked before `settle`. Raises StorageError.
+    Call it before `settle`. Raises StorageError.
     """
     begun = await load_from(host, vm_dir(host.state_dir, name).restoring, _SCHEMA)
     now = await read_vm(host, name)

@@ -151,7 +151,7 @@ class PagerProcess:
             raise OperationFailedError(
                 "the guest's memory could not be read",
                 why=self._last_words() or "its pager was killed",
-                remedy="`vmckpt checkpoint verify` says whether the checkpoint is whole",
+                remedy="`vmckpt checkpoint verify` says whether the checkpoint is intact",
             )
         finally:
             for task in (waiting, working):

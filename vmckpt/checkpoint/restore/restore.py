@@ -289,7 +289,7 @@ class _Restoring:
             here = machine_from_json(self._planned.facts.machine)
             if found := differences(here, await describe(monitor)):
                 raise OperationFailedError(
-                    f"the QEMU on {self._host.name} is another machine",
+                    f"the QEMU on {self._host.name} would be a different machine to the guest",
                     why="; ".join(found),
                     remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )

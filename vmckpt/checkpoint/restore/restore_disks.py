@@ -254,7 +254,7 @@ def _eased(check: Finding, planned: PlannedRestore) -> Finding:
 
 
 async def _platform(spec: Spec, host: Host, theirs: Platform) -> Platform:
-    """The platform it will run on here: the old one, else its spec's, if possible."""
+    """The platform it will run on here: the old one, otherwise that of its spec, if possible."""
     try:
         here = await settled_platform(spec, host)
     except RefusedError:  # a warning says so: it starts once its spec is changed

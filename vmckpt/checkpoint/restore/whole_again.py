@@ -77,8 +77,8 @@ async def _loaded(monitor: Monitor, begin: Coroutine[Any, Any, None]) -> None:
                 return
             if status == "failed":
                 raise OperationFailedError(
-                    f"{monitor.label} does not take the guest",
-                    why="it cannot load what was saved: see its stderr.log",
+                    f"{monitor.label} cannot load the guest",
+                    why="loading the saved state failed: see its stderr.log",
                     remedy="use the QEMU and the machine type that saved it",
                 )
 

@@ -40,7 +40,7 @@ def dirty_rate(
         raise UsageError(
             "--watch cannot be combined with --json or --plot",
             why="it draws on the terminal until Ctrl-C",
-            remedy="leave out --watch; --for says how long",
+            remedy="leave out --watch; --for sets the duration",
         )
     if plot:
         require_plotting(plot)

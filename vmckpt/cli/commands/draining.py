@@ -55,7 +55,7 @@ Reason = Annotated[
     str,
     typer.Option(
         "--reason",
-        help="Of `drain`: a word to record. Of `undrain`: do nothing if the host was drained "
+        help="With `drain`: a word to record. With `undrain`: do nothing if the host was drained "
         "without it.",
         metavar="WORD",
     ),

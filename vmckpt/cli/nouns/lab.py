@@ -123,7 +123,7 @@ def down(yes: Yes = False, json: Json = False) -> None:
 
 
 def _all_in_it(directory: Path) -> str:
-    """What goes with a lab; read from its folders, so that one in pieces is described too."""
+    """What is removed with a lab, read from its directories: an incomplete lab is listed, too."""
     folders = (*directory.glob("lab-*/vms/*"), *directory.glob("lab-*/state/vms/*"))
     found = sorted({path.name for path in folders})
     vms = f"with the VMs {', '.join(found)}, their disks and checkpoints" if found else "with no VM"

@@ -91,7 +91,7 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file in one step, readable for everybody, as another user's exporter reads it."""
+    """Replace a file in one step, world-readable, since the exporter may run as another user."""
     from vmckpt.state.durable import replace
 
     replace(path, text, mode=0o644)

@@ -49,7 +49,7 @@ def one_of(given: str | None, group: str | None, what: str) -> str | None:
         raise UsageError(
             f"it takes {what} or --group",
             why=both,
-            remedy=f"name {what}, or with --group several",
+            remedy=f"name {what}, or use --group for several",
         )
     return given
 

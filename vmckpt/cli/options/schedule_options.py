@@ -109,7 +109,7 @@ class Times(NamedTuple):
 
 
 class TakingOptions(NamedTuple):
-    """How they are taken, where else they go, and what is checked."""
+    """How checkpoints are taken, where they are copied, and what is checked."""
 
     copy_to: CopyTo = None
     check: Check = None

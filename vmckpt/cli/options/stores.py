@@ -51,7 +51,7 @@ class StoreKey(NamedTuple):
     key_command: KeyCommand = None
 
     def source(self) -> "KeySource | None":
-        """Where the key is had; None: from the environment, or the agent. Raises UsageError."""
+        """The source of the key; None: the environment, or the agent. Raises UsageError."""
         return key_of(*self)
 
 
@@ -63,7 +63,7 @@ class Stored(NamedTuple):
     key_command: KeyCommand = None
 
     def key(self) -> "KeySource | None":
-        """Where its key is had; None: from the environment, or the agent. Raises UsageError."""
+        """The source of its key; None: the environment, or the agent. Raises UsageError."""
         return key_of(self.key_file, self.key_command)
 
 
@@ -86,7 +86,7 @@ class TargetKey(NamedTuple):
     ] = None
 
     def source(self) -> "KeySource | None":
-        """Where the key is had; None: from the environment, or the agent. Raises UsageError."""
+        """The source of the key; None: the environment, or the agent. Raises UsageError."""
         return key_of(*self)
 
 
@@ -116,7 +116,7 @@ def location_of(text: str | None) -> "Location":
 def key_of(
     file: str | None, command: str | None, *, from_agent: bool = False
 ) -> "KeySource | None":
-    """Where a store's key is had; None: nothing says it. Raises UsageError: it is said twice."""
+    """The source of a store's key; None: not specified. Raises UsageError if it is given twice."""
     if (file is not None) + (command is not None) + from_agent == 0:
         return None
     from vmckpt.errors import UsageError
@@ -133,7 +133,7 @@ def key_of(
         raise UsageError(
             "the key is given twice",
             why="a store has one key",
-            remedy="leave all but one of --key-file, --key-command and --key-agent out",
+            remedy="give only one of --key-file, --key-command and --key-agent",
         )
     return given[0]
 

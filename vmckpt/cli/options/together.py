@@ -23,7 +23,7 @@ class Only(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A parameter that is several options: what typer sees of them, and what they make."""
+    """A parameter that consists of several options: how typer declares them, and their value."""
 
     options: tuple[Parameter, ...]
     value: Callable[[Mapping[str, Any]], Any]

@@ -141,7 +141,7 @@ class Carrier:
             return
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is this VM's alone
             broken = OutcomeUnknownError(
-                f"the move of '{move.vm}' broke off",
+                f"the migration of '{move.vm}' failed unexpectedly",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
                 remedy=f"see where it is: vmckpt vm show {move.vm}; report the bug",
             )
@@ -175,7 +175,7 @@ class Carrier:
         where = done.host if isinstance(done, Recovery) else done.target
         if where != move.destination:
             raise OperationFailedError(
-                f"'{move.vm}' is where it was, on {where}",
+                f"'{move.vm}' was not migrated; it is still on {where}",
                 why="the process that migrated it was killed",
                 remedy="try again",
             )

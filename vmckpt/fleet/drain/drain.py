@@ -329,7 +329,7 @@ class _Work:
         return plan
 
     async def _carry(self, plan: DrainPlan, plans: Planner, destinations: Sequence[Host]) -> None:
-        """Move them; a VM that a host refuses is tried on another, while there is one."""
+        """Move them; if a host refuses a VM, the others are tried."""
         hosts = {host.name: host for host in self._tools.hosts()}
         hosts |= {host.name: host for host in destinations}
         first = True

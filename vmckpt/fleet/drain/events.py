@@ -30,7 +30,7 @@ class Progressed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A VM's move is over; `why` it did not succeed, empty if it did."""
+    """A VM's migration has ended. `why`: the reason for a failure, empty after a success."""
 
     vm: str
     where: str

@@ -247,7 +247,7 @@ def is_run(text: str) -> bool:
 
 
 def of_vm(vm: str) -> GuardRecord:
-    """A VM's guard: the one that is not over, else the newest.
+    """A VM's guard: the unfinished one, otherwise the newest.
 
     Raises NotFoundError; StorageError if a damaged file may be a newer one's.
     """

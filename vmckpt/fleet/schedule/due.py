@@ -135,7 +135,7 @@ class Settle(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing to do before then, by the wall clock; None: never."""
+    """Nothing is due before `until_s` (wall clock; None: ever)."""
 
     until_s: float | None
 

@@ -52,7 +52,7 @@ class Day:
         return next(at for at in self._begins(unix_s, range(0, -4, -1)) if at <= unix_s)
 
     def opens_s(self, unix_s: float) -> float:
-        """The instant if it is in it, else the next beginning."""
+        """The instant itself if it is in the window, otherwise the window's next start."""
         if self.has(unix_s):
             return unix_s
         return next(at for at in self._begins(unix_s, range(4)) if at > unix_s)

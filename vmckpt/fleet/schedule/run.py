@@ -367,7 +367,7 @@ def as_error(schedule: str, exc: Exception) -> VmckptError:
     if isinstance(exc, OSError):
         return _storage(exc)
     return OperationFailedError(
-        f"the run of '{schedule}' broke off",
+        f"the run of '{schedule}' failed unexpectedly",
         why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
         remedy="report it; the run is tried again",
     )

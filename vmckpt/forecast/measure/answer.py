@@ -1,4 +1,4 @@
-"""A measurement of a dirty rate as another host or a file has it, and whether it can be one.
+"""A dirty-rate measurement received from another host or read from a file, and its validation.
 
 Forecasts divide by its times and take logarithms of its pages.
 """
@@ -14,11 +14,11 @@ from vmckpt.memory.content import Content
 from vmckpt.memory.observe import DirtyWindow
 from vmckpt.memory.windows import DirtyHistory
 
-# More than any memory has pages, or bytes, or a measurement takes seconds.
+# Upper bounds: no memory has more pages or bytes, and no measurement takes more seconds.
 MOST_PAGES, MOST_BYTES, MOST_S = 1 << 44, 1 << 56, float(1 << 30)
-# What zstd makes of a page at most, as a fraction of it; how far sums of shares are off.
+# The largest result of zstd for a page, as a fraction of it; the tolerance for sums of shares.
 _MOST_RATIO, _OFF = 2.0, 1e-3
-# Rounded from what counts as busy at least.
+# The least fraction that counts as busy, rounded.
 _LEAST_BUSY = 1e-3
 
 

@@ -66,7 +66,7 @@ class MeasuredDomain:
         if self.domain.seen.state is not DomainState.RUNNING:
             raise RefusedError(
                 f"'{self.name}' does not run",
-                why=f"it is {self.domain.state}: it dirties nothing",
+                why=f"it is {self.domain.state}: it dirties no memory",
                 remedy="start it, and measure then",
             )
         await self._require_free()
@@ -135,7 +135,7 @@ class MeasuredDomain:
         raise HostDownError(
             f"libvirt reports no dirty rate of '{self.name}'",
             why=f"it was asked for {seconds} s, and {PATIENCE * POLL_S:g} s later there was none",
-            remedy="look at the domain's QEMU",
+            remedy="check the domain's QEMU process",
         )
 
     async def _require_free(self) -> None:

@@ -25,7 +25,7 @@ from vmckpt.vm.paths import lock_path
 
 SAMPLING = "qemu-page-sampling"
 SAMPLE_PAGES = 8192
-# While QEMU's result is waited for.
+# Interval of polls for QEMU's result.
 POLL_S, PATIENCE = 0.1, 100
 _MOST_TICKS = 10**15
 _NO_FILE = "its RAM is not in a file of its own"
@@ -63,7 +63,7 @@ class MeasuredVm(NamedTuple):
             raise HostDownError(
                 f"QEMU of '{vm.name}' cannot be inspected",
                 why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
-                remedy="look at /proc there",
+                remedy="check /proc there",
             )
         return sum(filter(None, ticks)) / os.sysconf("SC_CLK_TCK")
 
@@ -118,7 +118,7 @@ async def _sampled_rate(vm: Vm, length_s: int) -> float:
     raise HostDownError(
         f"QEMU reports no dirty rate of '{vm.name}'",
         why=f"it was asked for {length_s} s, and {PATIENCE * POLL_S:g} s later there was none",
-        remedy="look at the QEMU process",
+        remedy="check the QEMU process",
     )
 
 
@@ -128,7 +128,7 @@ async def _require_running(vm: Vm) -> None:
     if not state.running:
         raise RefusedError(
             f"'{vm.name}' does not run",
-            why=f"its state is '{state.status}': it dirties nothing",
+            why=f"its state is '{state.status}': it dirties no memory",
             remedy="start it, and measure then",
         )
 

@@ -64,7 +64,7 @@ MAX_DOWNTIME, MAX_SLOWDOWN = "--max-downtime", "--max-slowdown"
 MOST_DOWNTIME_S = 2000.0
 # Of methods that differ by less than this fraction, choose the gentler one.
 ALIKE = 0.1
-# How many times as much may have to be given up for a downtime that is this many times shorter.
+# Accept up to LITTLE_MORE times the change for a downtime that is FAR_SHORTER times shorter.
 LITTLE_MORE, FAR_SHORTER = 1.5, 3
 # The gentler a method is on the guest, the earlier it comes.
 _GENTLE = (

@@ -55,6 +55,6 @@ async def require_open(host: Host) -> None:
     if await is_closed(host):
         raise RefusedError(
             f"{host.name} is drained",
-            why=f"{_mark(host)} says so there: no new VM is put on it",
+            why=f"{_mark(host)} there marks it: no new VM is placed on it",
             remedy=f"choose another host, or let it have VMs again: vmckpt undrain {host.name}",
         )

@@ -139,7 +139,7 @@ def _written(records_dir: Path) -> Iterator[Path]:
     with suppress(FileNotFoundError), os.scandir(records_dir) as entries:
         directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         for directory in directories:
-            # Another user's directory may be closed to this one, or may be a file by now.
+            # Another user's directory may be unreadable, or may have become a file.
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 names = os.listdir(directory)
                 yield from (Path(directory, name) for name in names if name.startswith(NAME))

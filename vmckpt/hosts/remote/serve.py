@@ -72,7 +72,7 @@ def _fitting(answer: Frame) -> Frame:
     if (size := len(answer.payload)) <= MOST_BYTES:
         return answer
     raise HostDownError(
-        "an answer is too long for a message",
+        "an answer is too long for one message",
         why=f"it has {format_size(size)}, a message {format_size(MOST_BYTES)}",
         remedy="report this, unless it is a guest that floods its callers",
     )
@@ -112,7 +112,7 @@ class _Server:
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
         elif frame.kind is RpcFrameKind.CANCEL and (running := self._tasks.get(frame.number)):
-            # After it has begun: otherwise it would end without an answer, which is waited for.
+            # After it has begun: otherwise it would end without the answer that the caller expects.
             asyncio.get_running_loop().call_soon(running.cancel)
 
     async def _answer(self, frame: Frame) -> None:

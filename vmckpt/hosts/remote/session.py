@@ -131,7 +131,7 @@ class Session:
                 raise OutcomeUnknownError(
                     f"it is unknown whether {self._name} has done what was requested ({question})",
                     why=f"{exc.what}: {exc.why}",
-                    remedy="try again when it answers: what was interrupted is found and ended",
+                    remedy="try again when it answers: interrupted work is found and ended",
                 ) from exc
             if isinstance(exc, UnansweredError):
                 raise
@@ -367,7 +367,7 @@ class _Connection:
         self.lost = self.lost or UnansweredError(
             f"{self._name} does not answer",
             why=f"its connection is alive, but it has not answered this request ({question})",
-            remedy="look at its storage and what runs there, then try again",
+            remedy="check its storage and load, then try again",
         )
         self._link.abort()
         return self._again(self.lost)

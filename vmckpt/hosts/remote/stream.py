@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from vmckpt.hosts.remote.frames import Frame, RpcFrameKind, broken, credit
 
-# The most data in flight in each direction of a stream before its reader has taken some.
+# Maximum amount of unread data in flight, per direction of a stream.
 WINDOW_BYTES = 256 << 10
 LINGER_S = 1.0
 _CHUNK_BYTES = 64 << 10

@@ -148,8 +148,8 @@ async def open_link(name: str, endpoint: TlsEndpoint) -> ServeConnection:
 
 async def _refused(name: str, where: str) -> HostDownError:
     return HostDownError(
-        f"{name} says nothing at {where}",
-        why="it took the connection and closed it",
+        f"{name} does not respond at {where}",
+        why="it accepted the connection and closed it",
         remedy="the link may have ended: start again",
     )
 
@@ -305,7 +305,7 @@ async def _bind(address: str, ports: tuple[int, int]) -> socket.socket:
                     remedy="give the host a migration address of its own and enough ports",
                 ) from exc
     raise OperationFailedError(
-        "cannot listen", why=f"there is no port from {first} to {last}", remedy="fix the range"
+        "cannot listen", why=f"the range {first}-{last} has no ports", remedy="fix the range"
     )
 
 

@@ -123,8 +123,8 @@ def pack_error(exc: Exception, host: str) -> list[str]:
         exc = StorageError(
             f"cannot use {exc.filename or 'a file'} on {host}",
             why=exc.strerror or str(exc),
-            remedy=f"log in to {host} as vmckpt does, and check that it is there, whose it is, "
-            "and free space",
+            remedy=f"log in to {host} as vmckpt does, and check that it exists, its owner "
+            "and permissions, and free space",
         )
     elif not isinstance(exc, VmckptError):
         exc = VmckptError(

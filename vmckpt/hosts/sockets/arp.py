@@ -18,7 +18,7 @@ from typing import NamedTuple
 EVERY_S = 0.005
 # Of a silence that counts in `silent_ms`, as for heartbeats.
 LONG_NS = 20 * 10**6
-# How long the first answer after the end is waited for.
+# How long to wait for the first reply after the end.
 LAST_S = 2.0
 _ETHERTYPE = 0x0806
 _HEADER = struct.Struct("!6s6sH")

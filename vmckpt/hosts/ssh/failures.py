@@ -92,5 +92,5 @@ def runs_nothing(name: str, exc: Exception) -> HostDownError:
     return HostDownError(
         f"{name} refuses to run a command",
         why=str(exc) or "it closed the connection",
-        remedy="look at its sshd: MaxSessions, ForceCommand, the user's shell",
+        remedy="check its sshd: MaxSessions, ForceCommand, the user's shell",
     )

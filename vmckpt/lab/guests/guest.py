@@ -70,7 +70,7 @@ class GuestLines:
         finally:
             if not answered:  # also when cancelled: the reply may still arrive
                 self._broken = GuestSilentError(
-                    f"no reply to '{request}'", why=why, remedy="look at the guest's console"
+                    f"no reply to '{request}'", why=why, remedy="see the guest's console"
                 )
         if self._broken:
             raise self._broken

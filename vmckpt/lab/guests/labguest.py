@@ -83,7 +83,7 @@ size = "{self.disk}"
             raise OperationFailedError(
                 f"guest {self.name} does not answer",
                 why=f"nothing within {READY_TIMEOUT_S:g} s: {exc}",
-                remedy="look at its console log, see `vmckpt vm show`",
+                remedy="see its console log (`vmckpt vm show`)",
             ) from exc
 
     async def key_value(self, lab: Lab) -> KvClient:

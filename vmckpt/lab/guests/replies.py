@@ -21,7 +21,7 @@ class ContinuityError(VmckptError):
 
 @dataclass(frozen=True, slots=True)
 class MemLoad:
-    """The memory load in force: `pages` pages, dirtied at `rate` bytes a second, 4096 a touch."""
+    """The current memory load: `pages` pages, dirtied at `rate` bytes/s, 4096 bytes per touch."""
 
     pages: int
     rate: int
@@ -43,13 +43,13 @@ class MemCheck:
 
     @property
     def sound(self) -> bool:
-        """Nothing was wrong, neither now nor at any time since the guest booted."""
+        """Nothing has gone wrong since the guest booted."""
         return self.wrong == 0 and self.sum_right and self.errors == 0
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLoad:
-    """The ring of records in force: `slots` records of 4096 bytes, of which `seq` was the last."""
+    """The current ring of records: `slots` records of 4096 bytes, of which `seq` was the last."""
 
     slots: int
     seq: int
@@ -73,7 +73,7 @@ class DiskCheck:
 
     @property
     def sound(self) -> bool:
-        """Nothing was wrong, neither now nor at any time since the guest booted."""
+        """Nothing has gone wrong since the guest booted."""
         return self.wrong == 0 and self.errors == 0
 
 

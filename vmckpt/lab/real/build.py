@@ -54,15 +54,16 @@ def check_kit(kit: MachineKit) -> None:
     """Raises RefusedError if it is clear beforehand that such hosts cannot be created."""
     if os.geteuid() != 0:
         raise RefusedError(
-            "hosts that look like machines cannot be made",
-            why="they have mounts and processes of their own, which takes root",
+            "hosts that look like machines cannot be created",
+            why="creating their mounts and namespaces requires root",
             remedy="run it as root, or make a lab without --real",
         )
     if not (kit.packages / "usr/sbin/sshd").is_file():
         raise RefusedError(
-            "hosts that look like machines cannot be made",
+            "hosts that look like machines cannot be created",
             why=f"{kit.packages} does not hold the packages that they need",
-            remedy="run 'python3 images/hosts.py 11.3' in vmckpt's sources; it prints their folder",
+            remedy="run 'python3 images/hosts.py 11.3' in vmckpt's source directory; it prints the "
+            "directory for --packages",
         )
 
 
@@ -85,8 +86,8 @@ async def begin(
     directory = namespaces.directory
     if namespaces.rootless:
         raise RefusedError(
-            "hosts that look like machines cannot be made",
-            why="this root may not make namespaces (a container's?)",
+            "hosts that look like machines cannot be created",
+            why="root may not create namespaces here (in a container?)",
             remedy="run it as the root of the machine, or make a lab without --real",
         )
     management = await lay_cable(directory, switch)

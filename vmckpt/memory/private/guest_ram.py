@@ -20,9 +20,9 @@ _END_OF_ADDRESSES = 1 << 56
 
 
 class GuestRam(NamedTuple):
-    """The RAM of one guest: a `file` that its QEMU shares with all that map it.
+    """The RAM of one guest: a `file`, mapped shared by its QEMU.
 
-    `private`: the addresses at which its QEMU has it alone instead.
+    `private`: if it is private memory of its QEMU instead, its address range.
     """
 
     file: Path | None
@@ -30,9 +30,9 @@ class GuestRam(NamedTuple):
 
 
 class PrivateRam:
-    """RAM that its process has alone; offsets are from its first address.
+    """RAM that is private to its process; offsets are from its first address.
 
-    `before`: the spans that may hold something else than zeroes when tracking begins.
+    `before`: the spans that may hold something other than zeroes when tracking begins.
     """
 
     def __init__(self, pid: int, pagemap: int, span: Span, before: Sequence[Span]) -> None:
@@ -42,14 +42,14 @@ class PrivateRam:
 
     @property
     def mapping(self) -> Mapping:
-        """It, in the process."""
+        """Its mapping in the process."""
         return Mapping(*self._span, 0)
 
     def extents(self) -> list[Span]:
-        """The spans that may hold something else than zeroes, and all those of earlier calls."""
-        # Tracked pages without memory look as if they were swapped out: where there is swap, all is
-        # read, and else what is present. A page that is being moved looks so too: it was there
-        # before, was seen just after tracking began, or is among those written since.
+        """The spans that may hold something other than zeroes, and all those of earlier calls."""
+        # Tracked pages without memory look as if they were swapped out: with swap, everything is
+        # read; without swap, only present pages. A page that is being moved looks swapped out too:
+        # it was present before, was seen just after tracking began, or was written since.
         if len(_SWAPS.read_text().splitlines()) > 1:
             return [(0, self.size_bytes)]
         start, _ = self._span

@@ -20,7 +20,7 @@ from vmckpt.vm.domains.sessions import libvirtd
 
 # libvirt's typed parameter, MiB/s.
 PARAMETER = "bandwidth.avail.switchover"
-# What a QEMU without it complains about.
+# What the error of a QEMU that lacks it mentions.
 IN_QEMU = "avail-switchover-bandwidth"
 # In the second pass all memory has been sent once.
 WHOLE_SENT_PASS = 2

@@ -114,7 +114,7 @@ async def _tidy_held(
     elif has_it is DomainMove.SOURCE_OWNS and left.stayed:
         await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:
-        # What is there no longer belongs to the migration, but to those who brought it there.
+        # What is there now belongs to a later operation, not to this migration.
         note(f"'{left.vm}' has left {left.owner} meanwhile: what {left.untidy} has of it stays")
         await keep_files(ends[1], left.run, left.disks)
         await left.remove()

@@ -98,7 +98,7 @@ async def leave_on_destination(
         _, kept = await remove_own(source, [base for base in bases if base is not None])
         for path, why in kept.items():
             note(f"{path} stays on {source.name}: {why}")
-        # They must never be removed again: the domain may return to where they were.
+        # They must not be removed a second time: the domain may have returned to their host.
         journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")

@@ -28,7 +28,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import DomainJob
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
-# Until memory is sent, when a query costs that nothing: when it begins is recorded.
+# Maximum poll interval until memory is sent: queries cost nothing then; the start is recorded.
 SAMPLE_BEFORE_S = 0.1
 # Its phases before that; "" is libvirt's own preparation.
 _BEFORE_MEMORY = ("", "mirror")

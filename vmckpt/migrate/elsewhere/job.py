@@ -102,7 +102,7 @@ async def _ended(job: MigrationJob, destination: Host, note: Noted) -> Recovery:
         return found
     home, arrived = await read_vm(job.host, job.vm), await read_vm(destination, job.vm)
     if home is None and arrived is not None:
-        # All was done but the report.
+        # Everything was done except the report.
         return Recovery(job.run, job.vm, destination.name, STEPS[-1], FINISHED)
     raise OperationFailedError(
         "the migration was interrupted before it had changed anything",

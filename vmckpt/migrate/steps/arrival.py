@@ -68,7 +68,7 @@ async def prove_alive(destination: End, process: ProcessId) -> None:
         raise OutcomeUnknownError(
             f"'{destination.files.vm_name}' makes no progress on {destination.host.name}",
             why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
-            remedy="look at its console; the source still holds its state from the switchover",
+            remedy="see its console; the source still holds its state from the switchover",
         )
 
 

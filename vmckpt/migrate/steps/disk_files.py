@@ -53,7 +53,7 @@ async def create_files(host: Host, vm: str, run: str, copies: "Iterable[DiskCopy
             raise OperationFailedError(
                 f"cannot create {copy.target} on {host.name}",
                 why=done.stderr.strip(),
-                remedy="remove or rename what stands there",
+                remedy="remove or rename the existing file",
             )
         # The file must be found by this name when the source's image is gone.
         await host.run(["sync", "--", str(copy.target.parent)])

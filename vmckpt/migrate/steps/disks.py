@@ -232,7 +232,7 @@ class DiskMirrors:
             except CommandRefusedError as exc:
                 raise OperationFailedError(
                     "the copy does not catch up with the guest",
-                    why=f"it writes as fast as its disks are copied, and {exc.description}",
+                    why=f"the guest writes as fast as its disks are copied, and {exc.description}",
                     remedy="allow more bandwidth, or let the guest write less",
                 ) from exc
 

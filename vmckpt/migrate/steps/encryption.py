@@ -170,7 +170,7 @@ async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
     different = [name for name, value in values.items() if found.get(name, "") != value]
     if different:
         raise OperationFailedError(
-            f"{monitor.label} has not taken over {', '.join(different)}",
-            why="it answered without an error, and keeps another value",
-            remedy="report this; the migration would not be encrypted as it should",
+            f"{monitor.label} did not apply {', '.join(different)}",
+            why="it reported no error, but still has another value",
+            remedy="report this; the migration would not be encrypted as requested",
         )

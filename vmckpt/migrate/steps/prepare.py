@@ -82,7 +82,7 @@ async def _compare(pair: Pair, ours: GuestMachine) -> None:
     _, theirs = await both(pair.destination.rescue(), describe(monitor))
     if found := differences(ours, theirs):
         raise RefusedError(
-            f"the QEMU on {pair.destination.host.name} would be another machine to the guest",
+            f"the QEMU on {pair.destination.host.name} would be a different machine to the guest",
             why="; ".join(found),
             remedy="run the VM with a CPU model and machine type that are the same on both",
         )

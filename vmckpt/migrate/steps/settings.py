@@ -21,13 +21,13 @@ from vmckpt.sequence.steps import all_of, both
 async def set_source(pair: Pair, agreement: Agreement) -> None:
     """Set capabilities and parameters, and read them back.
 
-    Raises OperationFailedError if it keeps another value.
+    Raises OperationFailedError if a value is not applied.
     """
     await _set(pair.source, agreement.capabilities, agreement.source_parameters)
 
 
 async def set_destination(pair: Pair, agreement: Agreement) -> None:
-    """The same on the other end."""
+    """Do the same on the destination."""
     await _set(pair.destination, agreement.capabilities, agreement.target_parameters)
 
 
@@ -54,9 +54,9 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
     wanted = {**capabilities, **parameters}
     if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
         raise OperationFailedError(
-            f"{end.label} has not taken over {', '.join(wrong)}",
-            why="it answered without an error, and keeps another value",
-            remedy="report this; the migration would not do what it should",
+            f"{end.label} did not apply {', '.join(wrong)}",
+            why="it reported no error, but still has another value",
+            remedy="report this; the migration would not behave as requested",
         )
 
 

@@ -27,7 +27,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
 
-# How often to poll the destination while only it is waited for.
+# How often to poll the destination once it is the only thing to wait for.
 WAIT_S = 0.01
 # A host that takes longer to answer is queried in the background.
 ANSWER_S = 0.2

@@ -126,7 +126,7 @@ class Transfer:
                 raise OperationFailedError(
                     "the migration failed",
                     why=status.error or f"QEMU ended it as '{status.status}'",
-                    remedy="the guest continues on the source; see the destination's words",
+                    remedy="the guest continues on the source; see the destination's error message",
                 )
             if status.status == "postcopy-paused":
                 raise OperationFailedError(

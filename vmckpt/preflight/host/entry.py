@@ -55,7 +55,7 @@ async def _require_free(entry: LocalHost | SshEntry) -> None:
         raise RefusedError(
             f"the VMs of {host.name} cannot have users of their own",
             why=why,
-            remedy="have vmckpt be root there, and name uids that are no one's",
+            remedy="run vmckpt as root there, and name uids that no account uses",
         )
 
 

@@ -191,7 +191,7 @@ class NbdExport:
 
     def _broken(self, why: str) -> OperationFailedError:
         return OperationFailedError(
-            f"QEMU's NBD server does not give disk '{self._export}'",
+            f"QEMU's NBD server cannot read disk '{self._export}'",
             why=why,
-            remedy="look at the VM's stderr.log",
+            remedy="see the VM's stderr.log",
         )

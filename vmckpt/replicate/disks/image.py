@@ -128,7 +128,7 @@ class WritableImage:
     def _zero(self, start: int, end: int, reserved: Sequence[tuple[int, int]]) -> None:
         """Zero a span: as a hole, except for what is reserved for writes of the same epoch."""
         at = start
-        # A guest that writes many small pieces has thousands of each in one epoch.
+        # An epoch of a guest that writes many small pieces has thousands of spans to zero and keep.
         first = bisect_right(reserved, start, key=itemgetter(1))
         behind = bisect_left(reserved, end, key=itemgetter(0))
         for kept_start, kept_end in reserved[first:behind]:

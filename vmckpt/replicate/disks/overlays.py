@@ -2,7 +2,7 @@
 
 On the primary each such disk gets an overlay of the host's own (a qcow2 file in VM/aside) over the
 shared file. From then on that QEMU only reads the shared file, without locks. The standby's service
-writes each epoch that it has completely to the shared file, as it does to a copy. So the file is
+writes each epoch, once it has all of it, to the shared file, as it would to a copy. So the file is
 never ahead of the memory from which a failover continues. The primary's guest does not see these
 writes: its overlay has all of them and more.
 

@@ -62,7 +62,7 @@ async def _is_protected_by(destination: Host, name: str, hosts: Iterable[Host]) 
         f"'{name}' is being replicated",
         why=f"{statuses[0].role} {statuses[0].state}: from {statuses[0].primary} to "
         f"{statuses[0].standby}",
-        remedy=f"see `vmckpt replicate status {name}`, or end that: vmckpt replicate stop {name}",
+        remedy=f"see `vmckpt replicate status {name}`, or end it: vmckpt replicate stop {name}",
     )
 
 

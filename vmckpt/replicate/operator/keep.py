@@ -123,7 +123,7 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     home, answering = vm.host.name if vm else "", frozenset(roles)
     view = KeepingView(home, answering, frozenset(up.given), is_time, is_cut_down)
     move, reason = decide(view, [host.name for host in hosts])
-    # What a service that is stuck holds on another host is not in the way.
+    # What a stuck service holds on another host does not block this.
     ends = (home, reason) if move is KeepingMove.PROTECT else tuple(up.given)
     is_cut_off = any(
         side.host.name in ends and not side.answers and not side.status.has_ended for side in known

@@ -80,8 +80,9 @@ async def all_sides(hosts: Iterable[Host]) -> Answers[list[ReplicaSide]]:
 
 
 def latest(sides: Iterable[ReplicaSide]) -> dict[str | None, ReplicaSide]:
-    """By VM, the side that tells whether a standby could take it over now: its primary's; without
-    one that answers, the last that had the VM. Hosts keep the records of earlier replications.
+    """By VM, the side whose report says whether a standby could take over now: the primary's, or if
+    no primary answers, that of the last host that ran the VM. Hosts keep records of earlier
+    replications.
     """
     found: dict[str | None, ReplicaSide] = {}
     for side in sorted(sides, key=_order):
@@ -195,7 +196,7 @@ async def until_recovered(host: Host, name: str) -> None:
 
 
 async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
-    """Wait until it ends. Raises `late` after BEGIN_S: what was waited for continues."""
+    """Wait until it ends. Raises `late` after BEGIN_S; the operation itself continues."""
     if await poll(something, operator.not_, every_s=POLL_S, within_s=BEGIN_S):
         raise late
 

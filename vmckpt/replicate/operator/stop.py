@@ -222,8 +222,9 @@ async def _require_may_run(
         raise RefusedError(
             f"{' and '.join(vm.host.name for vm in homes)} have '{name}'",
             why="the arbiter does not show which of them is older",
-            remedy=f"if it does not answer, repeat when it does: vmckpt replicate stop {name}; "
-            f"else find out which is older, and remove its directory, vms/{name}, on its host",
+            remedy="if the arbiter does not answer, repeat the command when it does: "
+            f"vmckpt replicate stop {name}; otherwise find out which VM is older, and remove its "
+            f"directory, vms/{name}, on its host",
         )
     if not homes:
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # fast the link is now.
 GRACE_S, STALL_S, BACKLOG_S = 0.05, 0.5, 0.3
 SLOT_S, LEAST_RUN_S = 0.1, 0.01
-# What one measurement finds is compensated for this long, before the next.
+# How long the result of one measurement is applied before the next one.
 MOST_OWED_S = 5.0
 # The share of the link's rate for new writes, so that the next epoch is smaller.
 SHARE = 0.5

@@ -54,7 +54,7 @@ DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
 
 
 class PrimaryHandles(NamedTuple):
-    """What the primary has of its VM; `pidfd` belongs to its QEMU."""
+    """The primary's resources of its VM; `pidfd` belongs to its QEMU."""
 
     vm: Vm
     monitor: Monitor

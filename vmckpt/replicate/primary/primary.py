@@ -246,7 +246,7 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
             await vm.host.write_text(vm.directory.listed_replica, record.in_sync)
         raise RefusedError(
             f"'{request.vm}' is protected already",
-            why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",
+            why=f"{record.in_sync} may take over from {record.holder}, according to the arbiter",
             remedy=f"vmckpt replicate stop {request.vm} (with --standby-is-dead if both hosts of "
             "that replication are gone for good)",
         )

@@ -129,7 +129,7 @@ class Protection:
         try:
             await write_last_status(self._vm.host, self._files, self.status())
         except StorageError:
-            # If both are on one machine, a standby that has the guest removes what is here.
+            # If both are on one machine, a standby that took over removes these files.
             if await self._vm.host.exists(self._files.path):
                 raise
 

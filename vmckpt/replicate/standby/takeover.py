@@ -219,7 +219,7 @@ class TakeOver:
             if not await self._request.primary.stop_for_good(which):
                 raise OperationFailedError(
                     f"process {which.pid} of the primary does not end",
-                    why="it has not ended after SIGKILL",
+                    why="it survived SIGKILL",
                     remedy="it is stuck in the kernel: the standby waits until its lease expires",
                 )
         self._dead = holding

@@ -79,7 +79,7 @@ class Warm:
         raise OperationFailedError(
             f"the standby's QEMU does not take '{self._spec.name}' over",
             why=f"it cannot load the state of its devices: see {self.qemu.files.stderr}",
-            remedy="the primary's VM, if it is alive, is not touched: see `vmckpt vm list`",
+            remedy="the primary's VM, if it is alive, is not affected: see `vmckpt vm list`",
         )
 
     def _feed(self, device_state: bytes) -> "asyncio.Future[None]":

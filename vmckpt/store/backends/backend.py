@@ -111,7 +111,7 @@ class Copying(Protocol):
 
 
 class ObjectCopy:
-    """An object as one of its holders has it."""
+    """An object, as stored by one of its holders."""
 
     def __init__(self, backend: Copying, holder: str) -> None:
         self._backend, self._holder = backend, holder

@@ -76,7 +76,7 @@ def _scheme(url: str) -> _Scheme:
     found = _SCHEMES.get(url.partition("://")[0])
     if found is None:
         raise UsageError(
-            f"no store can be in {url}",
+            f"{url} is not the location of a store",
             why=f"a location is a directory, HOST:, HOST:/DIRECTORY, {URL_FORMS}",
             remedy="write one of them",
         )

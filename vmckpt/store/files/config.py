@@ -161,7 +161,7 @@ def read_config(backend: Backend) -> Config:
 
 
 def chosen(found: Mapping[str, Read | None], location: str, *, had_objects: bool) -> Config:
-    """Choose from the copies (None: missing): the first if intact, else the newest intact one.
+    """Choose from the copies (None: missing): the first if intact, otherwise the newest intact one.
 
     `had_objects`: the location has objects of a store. Raises NotFoundError (no store),
     DamagedError (no copy is intact), RefusedError (another vmckpt wrote it).
@@ -274,8 +274,8 @@ def _damaged_config(location: str, name: str, why: str) -> DamagedError:
     return DamagedError(
         f"{location}/{name} is damaged",
         why=why,
-        remedy="a whole copy opens the store, and `vmckpt store check` rewrites the others; "
-        f"where no copy is whole: vmckpt store key import FILE --store {location}",
+        remedy="an intact copy opens the store, and `vmckpt store check` rewrites the others; "
+        f"where no copy is intact: vmckpt store key import FILE --store {location}",
     )
 
 

@@ -1,7 +1,8 @@
 """Maps locate the chunks of an area. One per area of a checkpoint.
 
-In memory a map is an array of 64-bit words by chunk number: 0 is a chunk of zeroes, else the number
-of a pack in the checkpoint's list, counted from 1, in the upper half, and a slot in the lower.
+In memory a map is an array of 64-bit words by chunk number: 0 is a chunk of zeroes, otherwise the
+number of a pack in the checkpoint's list, counted from 1, in the upper half, and a slot in the
+lower.
 
 On disk a map is its difference to a base (a base's: to zeroes), as runs of chunks that are
 consecutive in one pack. Their columns are: gap to the previous run, length, pack, and slot minus

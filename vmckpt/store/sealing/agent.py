@@ -16,7 +16,7 @@ _REQUEST_IDENTITIES, _IDENTITIES, _SIGN, _SIGNATURE = 11, 12, 13, 14
 _ED25519 = b"ssh-ed25519"
 _TIMEOUT_S = 60.0
 _LENGTH = struct.Struct(">I")
-# As ssh-add and sshd have it.
+# The format of ssh-add and sshd.
 _MOST_BYTES = 256 << 10
 
 
@@ -89,7 +89,7 @@ def _ask(request: int, body: bytes, answer: int) -> bytes:
                 reply = replies.read(length) if length <= _MOST_BYTES else b""
     except (OSError, struct.error) as exc:
         raise RefusedError(
-            "ssh-agent does not answer", why=str(exc) or "it hung up", remedy=f"look at {path}"
+            "ssh-agent does not answer", why=str(exc) or "it hung up", remedy=f"check {path}"
         ) from exc
     if len(reply) != length:
         raise _nonsense()

@@ -31,7 +31,7 @@ from vmckpt.vm.start import record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0
 ROLES = ("operator", "onlooker", "rescue")
-# Of a spec: what adoption does not find out, and the running machine does not depend on.
+# The parts of a spec that adoption cannot determine and the running machine does not depend on.
 _OWNERS = ("text", "sandbox", "ram_dir", "heartbeat_id", "overcommit", "autostart", "placement")
 
 
@@ -152,7 +152,7 @@ async def _open(host: Host, path: Path, *, trust: bool) -> Monitor:
     if not await host.exists(path):
         raise NotFoundError(
             f"there is no socket {path} on {host.name}",
-            why="nothing stands there",
+            why="nothing exists there",
             remedy="name the path of a QMP socket: QEMU's -qmp unix:PATH,server=on,wait=off",
         )
     # Otherwise any user's claims, also about which process it is, would pass for the QEMU's.
@@ -205,8 +205,8 @@ async def require_own_user(host: Host, process: ProcessId) -> None:
             f"this QEMU runs as another user (uid {theirs[0]})",
             why=f"what its command line names would be opened as uid {ours} when it is started "
             "again: files, devices, networks",
-            remedy=f"look at what it names (/proc/{process.pid}/cmdline), and if all of it is to "
-            "be opened for it: --trust",
+            remedy=f"check /proc/{process.pid}/cmdline, and if you trust everything that it names: "
+            "--trust",
         )
 
 

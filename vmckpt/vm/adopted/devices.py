@@ -37,7 +37,7 @@ _PASSED_THROUGH = {
 # Machine types up to 3.1, and Red Hat's of that age: QEMU would call such memory by its path, and
 # migrates by name.
 _NAMES_BY_PATH = re.compile(r"-([0-3]\.\d+(\.\d+)?|rhel[67]\.\d+\.\d+)$")
-# Checkpoints would be of half of what is written to it, and restores replace it.
+# Checkpoints could contain half of a write to it, and restores replace it.
 _SHARED = "other QEMUs may write to its disk, too"
 _ON = ("on", "yes", "true")
 _OBJECTS = frozenset(

@@ -107,7 +107,7 @@ def _ids(argv: tuple[str, ...], name: str) -> set[str]:
 
 
 def _cpu(argv: tuple[str, ...], model: str) -> str:
-    """The CPU with its features as requested, else the machine type's default."""
+    """The CPU with its features as requested, otherwise the machine type's default."""
     given = [option.value or "" for option in split_options(argv[1:]) if option.name == "cpu"]
     return given[-1] if given else model.removesuffix("-x86_64-cpu")
 

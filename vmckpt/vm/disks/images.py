@@ -300,7 +300,7 @@ async def _rename(host: Host, old: Path, new: Path, user: int | None) -> None:
             f"cannot rename {old} to {new.name} on {host.name}",
             why=done.stderr.strip() or f"{new.name} is there",
             remedy="check the permissions of its directory; a file whose name begins with "
-            ".removed- was an image, to be renamed by hand if a VM needs it",
+            ".removed- was an image: rename it by hand if a VM needs it",
         )
 
 

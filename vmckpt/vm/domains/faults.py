@@ -49,7 +49,7 @@ _KNOWN = tuple(
         ),
         (
             r"Storage pool not found|[Cc]annot access storage file|No such file or directory",
-            "make what it names on the destination, or put the disks on storage that both share",
+            "create the missing pool or file on the destination, or use shared storage for disks",
         ),
         (
             r"Compression method .* is only supported with parallel migration",

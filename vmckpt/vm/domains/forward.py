@@ -87,7 +87,7 @@ def _nameless(directory: Path) -> tuple[socket.socket, int]:
         raise StorageError(
             f"cannot make a socket in {directory}",
             why=exc.strerror or str(exc),
-            remedy="check free space and rights",
+            remedy="check free space and permissions",
         ) from exc
 
 

@@ -180,7 +180,7 @@ async def cards_of(host: Host) -> list[Card]:
         raise OperationFailedError(
             f"cannot list the PCI devices of {host.name}",
             why=f"{exc}; {done.stderr.strip()}",
-            remedy="look at /sys/bus/pci/devices there",
+            remedy="check /sys/bus/pci/devices there",
         ) from exc
 
 

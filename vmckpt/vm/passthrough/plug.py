@@ -101,7 +101,7 @@ async def plug_one(host: Host, monitor: Monitor, device: Passthrough, addresses:
         raise OperationFailedError(
             f"'{device.id}' cannot be plugged in on {host.name}",
             why=exc.description,
-            remedy="fix what it names: `vmckpt device list` shows what the host has",
+            remedy="fix the reported cause: `vmckpt device list` shows what the host has",
         ) from exc
 
 

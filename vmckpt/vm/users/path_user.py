@@ -65,7 +65,7 @@ async def remove_as(host: Host, user: int | None, path: Path) -> None:
         if found.returncode == 0:
             raise StorageError(
                 f"{path} on {host.name} is not removed",
-                why="it is a directory, which is no image",
+                why="it is a directory, not an image",
                 remedy="see what is there, and remove it if nothing needs it",
             )
         await host.remove(path)

@@ -36,7 +36,7 @@ async def end_all_of(host: Host, files: QemuDir) -> None:
                 f"processes of the user of '{files.vm_name}' on {host.name} do not end",
                 why=f"{len(left)} of uid {user.uid} survived SIGKILL, the first is pid "
                 f"{left[0].pid}",
-                remedy="they are stuck in the kernel: look at its storage",
+                remedy="they are stuck in the kernel: check its storage",
             )
         if len(left) == len(await host.find_processes_of(user.uid)):
             # All in one system call, so that none can start another meanwhile.

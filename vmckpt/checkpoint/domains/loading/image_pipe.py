@@ -107,7 +107,7 @@ class ImagePipe:
         """All is written: let the reader find the end."""
         self._is_ended = True  # what is being written ends with the next piece
         if self._fd >= 0:
-            # In this order: who opened it afterwards would wait for a writer.
+            # Unlinked first: a reader that opened the closed pipe would wait for a writer.
             self.path.unlink(missing_ok=True)
             with self._in_use:
                 os.close(self._fd)

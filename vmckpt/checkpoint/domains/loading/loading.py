@@ -1,9 +1,9 @@
-"""Have libvirt start a domain from a checkpoint, its guest running before its memory was read.
+"""Have libvirt start a domain from a checkpoint, with its guest running before memory is loaded.
 
-libvirt reads the save image from a pipe. The first page of RAM in it is a mark, by which the RAM is
-found in the QEMU that libvirt has started. From then on its content comes from elsewhere
-(`arriving.py`), and the rest of the image are the devices. libvirt knows nothing of this, so that
-the domain is as `virsh restore` would have started it.
+libvirt reads the save image from a pipe. The first page of RAM in it is a marker, by which
+vmckpt finds the RAM in the QEMU that libvirt has started. The rest of the RAM is delivered
+separately (`arriving.py`); the rest of the image holds the devices. libvirt knows nothing of this:
+the domain is in the same state as after `virsh restore`.
 
 If QEMU does not allow that, all pages follow in the pipe, and the result says so.
 """
@@ -30,7 +30,7 @@ from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
-# How long a QEMU that has been started may take to read the mark.
+# How long a QEMU that has been started may take to read the marker.
 _MARK_S, _MARK_POLL_S = 30.0, 0.005
 
 

@@ -64,7 +64,7 @@ def variables_bytes(point: Checkpoint, facts: CheckpointFacts) -> int:
 
 
 def head_of(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:
-    """What its devices are preceded by. Blocking. Raises RefusedError, DamagedError."""
+    """What precedes its devices. Blocking. Raises RefusedError, DamagedError."""
     try:
         head = read_stream_head(point.blob(DEVICES))
     except ValueError as exc:

@@ -231,7 +231,7 @@ def verify(
     found = find(point, stored.store, key)
     sizes = run(verify_(found, key))
     size = sum(sizes.values())
-    text = f"{found.name} is whole: {format_size(size)} read, in {', '.join(sizes)}"
+    text = f"{found.name} is intact: {format_size(size)} read, in {', '.join(sizes)}"
     facts = {"id": found.id, "whole": True, "read_bytes": size, "stores": list(sizes)}
     show(facts, text, as_json=json)
 

@@ -97,8 +97,8 @@ def export(
     if format_ != LIBVIRT_SAVE:
         raise UsageError(
             f"--format {format_} is unknown",
-            why=f"it is {LIBVIRT_SAVE}",
-            remedy="write it, or leave it out; for one disk alone: vmckpt checkpoint export-disk",
+            why=f"the only format is {LIBVIRT_SAVE}",
+            remedy="use it, or omit --format; for a single disk: vmckpt checkpoint export-disk",
         )
     key = stored.key()
     found = find(point, stored.store, key)

@@ -1,4 +1,4 @@
-"""vmckpt replicate: start, keep, failover, failback, stop; status and events stand beside it."""
+"""vmckpt replicate: start, keep, failover, failback, stop. See also status.py."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -17,7 +17,8 @@ WATCH_S = 1.0
 def status(
     name: VmName,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Repeat every second; with --json, one line each.")
+        bool,
+        typer.Option("--watch", help="Repeat every second; with --json, one line each time."),
     ] = False,
     json: Json = False,
 ) -> None:

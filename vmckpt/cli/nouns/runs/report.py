@@ -45,7 +45,7 @@ def report(
 
 
 def facts(record: "RunRecord") -> list[tuple[str, str]]:
-    """What was asked, what came, and what had been expected."""
+    """The request, the result, and what had been expected."""
     from vmckpt.forecast.score import scored
     from vmckpt.units import format_duration, format_size
 

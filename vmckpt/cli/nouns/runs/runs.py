@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import MigrationReport
 
-# Of a request and a result: what stands at the head of `runs show`.
+# The fields of a request and a result that `runs show` prints first.
 _HEAD = ("run", "vm", "source", "target")
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
@@ -64,7 +64,7 @@ def show_(
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
     result = record.result or {"outcome": _unfinished(record, output.run(running_operations()))}
-    # Leave out what was not given or did not happen, and what stands above already.
+    # Leave out empty values, and what `head` shows already.
     request = {key: value for key, value in record.request.items() if value and key not in _HEAD}
     head = [
         ("run", record.run),

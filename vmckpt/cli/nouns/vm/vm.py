@@ -68,7 +68,7 @@ def adopt(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Open what its command line names, although another user started it."
+            "--trust", help="Open the files in its command line, even if another user started it."
         ),
     ] = False,
     json: Json = False,
@@ -116,7 +116,7 @@ def show_(name: VmName, json: Json = False) -> None:
     from vmckpt.ui.tables import fields, in_words, without_empty
 
     facts = run(run(find(name)).inspect()).to_json()
-    # Of these only a yes is news.
+    # These are shown only if true.
     news = {name: facts.get(name) or None for name in ("adopted", "migration_cut_off")}
     show(facts, fields(without_empty(in_words(facts | news))), as_json=json)
 

@@ -1,1 +1,1 @@
-"""What a copy of an adopted machine has of its own, in its arguments."""
+"""The parts of an adopted machine's arguments that are unique to each copy."""

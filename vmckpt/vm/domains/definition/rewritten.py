@@ -8,7 +8,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.domains.definition.description import ImageFile, parse_xml, variables_of
 
-# Prefixes that people know; libvirt goes by the URIs.
+# The usual prefixes; libvirt itself looks only at the URIs.
 for _prefix, _uri in (
     ("qemu", "http://libvirt.org/schemas/domain/qemu/1.0"),
     ("libosinfo", "http://libosinfo.org/xmlns/libvirt/domain/1.0"),
@@ -46,7 +46,7 @@ _OF_THE_HOST = {
 
 
 class DomainIdentity(NamedTuple):
-    """What a copy has of its own. `macs`: by NIC, None: those of the original."""
+    """What is unique to a copy. `macs`: by NIC, None: those of the original."""
 
     name: str
     uuid: str
