@@ -586,6 +586,22 @@ def test_a_home_that_took_over_asks_after_a_stop_too_while_the_other_host_is_sil
         asyncio.run(require_decided(vm))
 
 
+def test_so_it_does_when_the_operator_says_that_the_other_host_is_dead_which_is_back_later(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Nothing would tell the two homes apart, once the other has got the term in turn."""
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1]), standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+    robbed(tmp_path)
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(require_decided(vm))
+    # That is the operator's to say: then it is free, without the arbiter.
+    asyncio.run(stop("web", (silent, hosts[1]), standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
 def test_a_home_that_took_over_has_a_term_of_its_own_before_it_has_nothing_to_ask_by(
     hosts: Hosts, tmp_path: Path
 ) -> None:

@@ -162,7 +162,9 @@ class Stopping(Asking):
         if not homes:
             return None
         host, roles = homes[0], {one: said.role for one, said in found}
-        may_be_elsewhere = roles.get(host) == "standby" and silent and not is_dead
+        may_be_elsewhere = roles.get(host) == "standby" and silent
+        if may_be_elsewhere and is_dead:
+            return host if await self._has_its_term(host, homes[0].home) else None
         if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
             return None
         if holder_of(host, host.home) is not None:
@@ -175,6 +177,15 @@ class Stopping(Asking):
             if home.claim == before:
                 home.claim = None
         return None
+
+    async def _has_its_term(self, host: Host, home: Home | None) -> bool:
+        """stop._has_its_term"""
+        if home is None or holder_of(host, home) is None or "back" in self.world.without:
+            return False
+        try:
+            return await self._ask_about(host) is Right.OURS
+        except RefusedError:
+            return False
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:
         words = [(host, host.files) for host, _ in found if host.files is not None]

@@ -81,6 +81,11 @@ def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it() -> None:
     assert "cannot be protected" in played(moving_plan_of(70002264), frozenset({"term"}))[1]
 
 
+def test_a_host_that_was_declared_dead_and_is_back_is_told_from_the_one_that_took_over() -> None:
+    assert not played(plan_of(91055763))[1]
+    assert "two hosts have it" in played(plan_of(91055763), frozenset({"back"}))[1]
+
+
 @pytest.mark.parametrize("seed", [31791, 57783, 96039])
 def test_a_qemu_that_its_guard_holds_is_let_go_when_the_arbiter_is_gone_for_good(seed: int) -> None:
     assert not played(plan_of(seed))[1]
