@@ -80,7 +80,7 @@ class Stopping(Asking):
 
     def _refused_for(self) -> Home | None:
         """stop._refused_for"""
-        homes = [host.home for host in self._hosts if host.answers and host.home is not None]
+        homes = [host.home for host in self._hosts if self.sees(host) and host.home is not None]
         if len(homes) != 1 or homes[0].claim is not None or homes[0].listed_replica is None:
             return None
         return homes[0]
@@ -146,7 +146,7 @@ class Stopping(Asking):
             if said.role != "primary" or not has_left(said) or (home := host.home) is None:
                 continue
             files = host.files
-            if files is not None and files.standby.answers:
+            if files is not None and self.sees(files.standby):
                 continue
             if home.claim is None:
                 raise RefusedError("it was left to its standby, which may run it", STOP_OFF)

@@ -111,7 +111,7 @@ async def add_overlays(
                 "discard": "unmap",
             },
         )
-        if vm.qemu.is_foreign:
+        if vm.spec.adopted is not None:
             keeper = {"driver": "raw", "node-name": f"{KEEPER}{number}", "file": source.node}
             await block.blockdev_add(monitor, keeper)
         await block.set_drive(monitor, drives[source.node], f"{LAYER}{number}")
