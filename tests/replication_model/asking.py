@@ -27,7 +27,7 @@ STOP_OFF, STOP_GONE = "stop, standby is off", "stop, standby is gone"
 FAILOVER_DEAD = "failover, primary is dead"
 # `migrate`, also of a VM that is off.
 MOVE = "move"
-# `keep`; its act's time is its window's length, 0: it has none.
+# `keep`, with the hosts of its act, or all; its time is its window's length, 0: it has none.
 KEEP = "keep"
 
 

@@ -117,9 +117,11 @@ class Host:
             wire.forget(self)
         self.locked_by = self.begun_by = None
 
-    def come_up(self) -> None:
+    def come_up(self) -> bool:
+        """Whether it does."""
         if not self.is_gone:
             self.is_up, self._offset_s = True, self.world.random.uniform(0, 1000)
+        return self.is_up
 
     # -- a store, as seen from here --------------------------------------------------------------
 

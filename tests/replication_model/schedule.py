@@ -100,7 +100,7 @@ class Schedule:
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
             case ["keep"]:
-                Keep(self._desk, world.hosts, act.for_s).run(KEEP)
+                Keep(self._desk, world.hosts, act.on or self.plan.names, act.for_s).run(KEEP)
             case _ if act.kind in (*COMMANDS, FAILOVER_DEAD, MOVE):
                 self._command(act.kind, host)
             case ["kill" | "freeze" as how, "command"]:
@@ -227,10 +227,7 @@ class Schedule:
         world.at(world.now_s + max(for_s, GRACE_S + 1), self._come_up, host)
 
     def _come_up(self, host: Host) -> None:
-        if host.is_up:
-            return
-        host.come_up()
-        if host.is_up and self.plan.autostarts:
+        if not host.is_up and host.come_up() and self.plan.autostarts:
             Autostart(host, self.world.hosts).run("autostart")
 
     def _command(self, kind: str, on: Host | None = None) -> Command:
@@ -340,8 +337,7 @@ class Schedule:
         """It may be protected again, wherever it runs now."""
         if any(host.is_gone for host in self.world.hosts) or self._is_protected():
             return
-        if self._desk.find(Keep):
-            self.world.play(self.world.now_s + 2 * LONGEST_S, self._is_protected)
+        self.world.play(self.world.now_s + 2 * LONGEST_S, self._is_left_to_the_operator)
         said: list[str] = []
         for _ in range(0 if self._is_protected() else 3):
             said += self._obey(PROTECT, set())
@@ -350,6 +346,11 @@ class Schedule:
         if self._is_protected():
             return
         raise ViolationError(f"the VM cannot be protected again: {'; '.join(said[-6:])}")
+
+    def _is_left_to_the_operator(self) -> bool:
+        """Whether it is protected, or no command that is under way will do that."""
+        is_begun = any(host.begun_by for host in self.world.hosts)
+        return self._is_protected() or not (is_begun or self._desk.find(Keep))
 
     def _is_protected(self) -> bool:
         return any(

@@ -180,7 +180,7 @@ class Stopping(Asking):
 
     async def _has_its_term(self, host: Host, home: Home | None) -> bool:
         """stop._has_its_term"""
-        if home is None or holder_of(host, home) is None or "back" in self.world.without:
+        if home is None or holder_of(host, home) is None or "dead" in self.world.without:
             return False
         try:
             return await self._ask_about(host) is Right.OURS

@@ -90,7 +90,7 @@ async def recover(
             return
         except (HostDownError, OutcomeUnknownError) as exc:
             if at_any_rate:
-                raise  # its operator is told, and repeats the command
+                raise  # the operator gets the error, and repeats the command
             # QEMU does not answer, or another client has its monitor: its output is still held.
             if said != (said := str(exc)):
                 sys.stderr.write(f"{said}\n")
