@@ -156,6 +156,18 @@ def test_a_guest_that_lost_its_right_is_not_moved_away_from_its_claim(
     asyncio.run(_hold(vm, "vm pause", runs_again=False))
 
 
+def test_an_adopted_qemu_that_lost_its_right_is_not_forgotten(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """It stands, and could have been adopted again, without its claim, and resumed."""
+    vm = standing(replaced(hosts, tmp_path, "died"))
+    vm.directory.current.write_text(vm.qemu._replace(is_foreign=True).to_json())
+    record(tmp_path, "b/1", None)
+    with pytest.raises(BusyError, match="another host may run"):
+        asyncio.run(remove_vm(vm))
+    assert vm.directory.claim.exists()
+
+
 async def _hold(vm: Vm, action: str, *, runs_again: bool = True) -> None:
     async with held(vm, action, runs_again=runs_again):
         pass

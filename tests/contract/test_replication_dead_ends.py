@@ -62,7 +62,7 @@ from vmckpt.replicate.standby.standby import Standby
 from vmckpt.replicate.status import ReplicaStatus, Role
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Replaced
 from vmckpt.vm.start import sweep
 
@@ -500,6 +500,39 @@ def test_a_recovery_lets_go_of_a_qemu_that_a_guard_held(
     assert freed != ["T"]
 
 
+def test_a_recovery_tries_again_while_qemu_does_not_answer(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client had its monitor for some seconds, and the guest's output was held for good."""
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1")
+    tries = list[str]()
+
+    async def free(_vm: Vm, _files: ServiceFiles) -> None:
+        tries.append(str(await hosts[0].lock_owner(lock_path(hosts[0].state_dir, "web"))))
+        if len(tries) < 3:
+            raise MonitorLostError("the monitor of web is silent", why="no greeting", remedy="-")
+
+    async def main() -> None:
+        recovering, was_free = asyncio.ensure_future(recover(files.path)), False
+        while not recovering.done():
+            was_free |= await hosts[0].lock_owner(lock_path(hosts[0].state_dir, "web")) is None
+            await asyncio.wait({recovering}, timeout=0.02)
+        await recovering
+        assert was_free  # others may work on the VM between two tries
+
+    monkeypatch.setattr(recovery, "_free", free)
+    monkeypatch.setattr(recovery, "AGAIN_S", 0.2)
+    with subprocess.Popen(["sleep", "60"]) as qemu:
+        itself = identify(qemu.pid)
+        assert itself is not None
+        vm.directory.current.write_text(vm.qemu._replace(process=itself).to_json())
+        asyncio.run(main())
+        qemu.kill()
+    assert len(tries) == 3
+    assert json.loads(files.status.read_text())["ending"] == "alone"
+
+
 def promoted_on(host: Host, qemu_id: str) -> dict[str, Any]:
     """The last word of a standby there that has the guest."""
     return ENDED | {
@@ -584,6 +617,22 @@ def test_a_home_that_took_over_asks_after_a_stop_too_while_the_other_host_is_sil
     robbed(tmp_path)
     with pytest.raises(RefusedError, match="may run on a"):
         asyncio.run(require_decided(vm))
+
+
+def test_so_it_does_when_the_operator_says_that_the_other_host_is_dead_which_is_back_later(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Nothing would tell the two homes apart, once the other has got the term in turn."""
+    vm = taken_over(hosts, tmp_path)
+    silent = FaultyHost("a", tmp_path / "a", "127.0.0.1", faults=silence())
+    asyncio.run(stop("web", (silent, hosts[1]), standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+    robbed(tmp_path)
+    with pytest.raises(RefusedError, match="may run on a"):
+        asyncio.run(require_decided(vm))
+    # That is the operator's to say: then it is free, without the arbiter.
+    asyncio.run(stop("web", (silent, hosts[1]), standby_is_dead=True))
+    asyncio.run(require_decided(vm))
 
 
 def test_a_home_that_took_over_has_a_term_of_its_own_before_it_has_nothing_to_ask_by(

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.qemu.test_adopt import HAND, OWN_IMAGE, adopt, by_hand
+from tests.qemu.test_adopt import HAND, OWN_IMAGE, PLAIN, adopt, by_hand
 from tests.qemu.test_replicate import asked_all_the_time, in_background
 from tests.qemu.world import World, image, qemu, world
 from tests.waiting import eventually
@@ -19,6 +19,10 @@ HUB = OWN_IMAGE.replace(
     "-nic tap,ifname=hand0,script=no,downscript=no,model=virtio",
     "-net nic,model=virtio -net tap,ifname=hand0,script=no,downscript=no",
 )
+
+# Its disk is a raw image that both hosts have; QEMU removes the node of a `-drive` with its last
+# user.
+SHARED = PLAIN.replace("file=root.qcow2,if=virtio", "file=shared.raw,format=raw,if=virtio")
 
 
 def is_only_on(made: World, host: str, process: ProcessId) -> bool:
@@ -64,6 +68,29 @@ def test_it_goes_on_as_it_was_started_when_its_protection_ends() -> None:
         assert is_alive(process)
         assert made.ok("vm", "show", NAME)["started_by"] == "another program"
         made.ok("migrate", NAME, "lab-b")
+
+
+@pytest.mark.timeout(300)
+def test_what_it_writes_beside_a_shared_disk_comes_onto_that_when_its_protection_ends() -> None:
+    """The disk's own node had gone: nothing could be committed to it, and the VM stayed busy."""
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        with (made.state_dir / "shared.raw").open("wb") as file:
+            file.truncate(64 << 20)
+        with by_hand(made, SHARED, monitors=3) as process:
+            adopt(made)
+            asyncio.run(disk_loaded(made))
+            made.ok("replicate", "start", NAME, "lab-b", "--disks", "shared")
+            made.ok("replicate", "stop", NAME)
+            assert not (made.state("lab-a") / "vms" / NAME / "aside").exists()
+            asyncio.run(sound(made))
+            made.ok("replicate", "start", NAME, "lab-b", "--disks", "shared")
+            asyncio.run(killed(made, process))
+            eventually(lambda: is_only_on(made, "lab-b", process), 10, "one guest, on lab-b")
+            made.ok("replicate", "stop", NAME)
+            # A QEMU of vmckpt's has that `-drive`, too.
+            made.ok("replicate", "start", NAME, "lab-a", "--disks", "shared")
+            made.ok("replicate", "stop", NAME)
+            asyncio.run(sound(made))
 
 
 @pytest.mark.timeout(200)

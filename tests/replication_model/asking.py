@@ -27,6 +27,8 @@ STOP_OFF, STOP_GONE = "stop, standby is off", "stop, standby is gone"
 FAILOVER_DEAD = "failover, primary is dead"
 # `migrate`, also of a VM that is off.
 MOVE = "move"
+# `keep`, with the hosts of its act, or all; its time is its window's length, 0: it has none.
+KEEP = "keep"
 
 
 class RefusedError(Exception):
@@ -51,14 +53,18 @@ class Asking(Proc):
         super().__init__(desk)
         self._hosts = hosts
 
+    def sees(self, host: Host) -> bool:
+        """Whether that host answers it."""
+        return host.answers
+
     async def _reach(self, host: Host) -> None:
         await sleep(0.03)
-        if not host.answers:
+        if not self.sees(host):
             raise SilentError(f"{host.name} does not answer")
 
     async def _reached(self) -> tuple[list[Host], list[Host]]:
         await sleep(0.03)
-        up = [host for host in self._hosts if host.answers]
+        up = [host for host in self._hosts if self.sees(host)]
         return up, [host for host in self._hosts if host not in up]
 
     # -- sides -----------------------------------------------------------------------------------
@@ -78,7 +84,7 @@ class Asking(Proc):
         if isinstance(service, Primary | Standby) and service.is_alive and service.has_ear:
             if service.is_frozen:
                 await sleep(STATUS_TIMEOUT_S)
-            if service.works() and host.answers:
+            if service.works() and self.sees(host):
                 return service.status()
         if files.word is not None:
             return files.word
@@ -119,7 +125,7 @@ class Asking(Proc):
             raise RefusedError("there is no such VM", "none")
         if len(homes) > 1:
             await self._settle()
-            homes = [host for host in up if host.answers and host.home is not None]
+            homes = [host for host in up if self.sees(host) and host.home is not None]
             if len(homes) != 1:
                 raise RefusedError("two hosts have it", "none")
         return homes[0]
@@ -189,7 +195,7 @@ class Asking(Proc):
         if not (service.is_alive and service.has_ear):
             return False
         service.later(0.0, service.answer, word)
-        while self.world.now_s < until_s and host.answers:
+        while self.world.now_s < until_s and self.sees(host):
             await sleep(POLL_S)
             if files.word is not None or service not in host.procs:
                 break

@@ -74,6 +74,7 @@ class Host:
         self.home: Home | None = None
         self.files: Files | None = None
         self.locked_by: Proc | None = None
+        self.begun_by: Proc | None = None  # the lock of a command that begins a protection
         self.procs: list[Proc] = []
 
     @property
@@ -114,11 +115,13 @@ class Host:
             qemu.end()
         for wire in self.world.wires:
             wire.forget(self)
-        self.locked_by = None
+        self.locked_by = self.begun_by = None
 
-    def come_up(self) -> None:
+    def come_up(self) -> bool:
+        """Whether it does."""
         if not self.is_gone:
             self.is_up, self._offset_s = True, self.world.random.uniform(0, 1000)
+        return self.is_up
 
     # -- a store, as seen from here --------------------------------------------------------------
 

@@ -194,10 +194,20 @@ class Command(Stopping):
         if home.claim == before:
             home.claim = None
 
-    async def _protect(self, on: Host | None) -> None:
-        """begin.start"""
-        host = await self._find()
+    async def _protect(self, on: Host | None, at: Host | None = None) -> None:
+        """begin.start, of a VM that was found `at` that host"""
+        host = at or await self._find()
         standby = on if on not in (None, host) else others_of(self._hosts, host)[0]
+        if host.begun_by is not None:
+            raise RefusedError("another command begins to protect it")
+        host.begun_by = self
+        try:
+            await self._begun(host, standby)
+        finally:
+            if host.begun_by is self:
+                host.begun_by = None
+
+    async def _begun(self, host: Host, standby: Host) -> None:
         home = host.home
         if home is None or (qemu := host.qemu_of(home)) is None:
             raise RefusedError("it does not run", START)
@@ -337,7 +347,7 @@ class Command(Stopping):
             if isinstance(service, Standby) and service.has_ear:
                 service.later(0.0, service.take_alone if is_dead else service.fail_over)
         await self._while(
-            lambda: standby.answers and bool(self._services(standby)),
+            lambda: self.sees(standby) and bool(self._services(standby)),
             "it has not taken over yet", WAIT, STOP, FAILOVER_DEAD,
         )  # fmt: skip
         await self._reach(standby)

@@ -5,6 +5,7 @@ from random import Random
 from tests.replication_model.asking import (
     FAILOVER,
     FAILOVER_DEAD,
+    KEEP,
     MOVE,
     PROTECT,
     START,
@@ -75,6 +76,44 @@ def moving_plan_of(seed: int) -> Plan:
         slow_s=random.choice([0.0, 0.0, 5.0]),
         is_careful=True,
         names="abc",
+    )
+
+
+def kept_plan_of(seed: int) -> Plan:
+    """The schedule of that seed in which `keep` protects the VM, and hosts start it at boot."""
+    random = Random(seed)
+    acts = [Act(0.3, KEEP, random.choice(["", "ab"]), random.choice([0.0, 0.0, 30.0, 90.0]))]
+    if random.random() < 0.5:
+        acts.insert(0, Act(0.2, PROTECT, random.choice("bc")))
+    acts.append(_fault(random, 14.0))
+    for _ in range(random.choice([0, 1, 2, 3, 4])):
+        after_s = random.choice([0.5, 6.0, 20.0, 60.0]) * random.random()
+        acts.append(_fault(random, after_s)._replace(on=random.choice(["primary", *"abc"])))
+        if random.random() < 0.4:
+            kind = random.choice([START, PROTECT, FAILOVER, STOP, STOP_OFF, MOVE])
+            acts.append(
+                Act(random.choice([0.5, 6.0, 20.0]) * random.random(), kind, "abc"[seed % 3])
+            )
+    kind = random.choice(["power cut", "unseen", "", ""])
+    if kind == "unseen":  # a host is back, and does not see the one that took the VM over
+        acts[-1:] = [Act(14.0, "isolate", "a", 15.0)] if random.random() < 0.5 else []
+        acts.append(Act(20.0 + 10.0 * random.random(), "crash", "a", random.uniform(10.0, 30.0)))
+        acts.append(Act(10.0 * random.random(), "cut link", for_s=90.0))
+    if kind == "power cut":
+        first = Act(random.choice([2.0, 12.0, 30.0]) * random.random(), "crash", "abc"[seed % 3])
+        acts += [first, Act(random.choice([0.0, 0.5, 4.0]), "crash", "abc"[(seed + 1) % 3])]
+    for at, act in enumerate(acts):
+        if act.kind in ("crash", "shutdown") and random.random() < 0.6:
+            acts[at] = act._replace(for_s=random.uniform(10.0, 90.0))
+    return Plan(
+        seed=seed,
+        acts=tuple(act for act in acts if act.kind not in ("destroy", "kill command")),
+        trouble=random.choice([0.0, 0.0, 0.05]),
+        proof=random.choice([0.0, 1.0]),
+        slow_s=random.choice([0.0, 0.0, 5.0]),
+        is_careful=True,
+        names=random.choice(["ab", "abc"]),
+        autostarts=random.random() < 0.7,
     )
 
 

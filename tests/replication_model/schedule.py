@@ -14,6 +14,7 @@ from dataclasses import replace
 from tests.replication_model.asking import (
     FAILOVER,
     FAILOVER_DEAD,
+    KEEP,
     MOVE,
     PROTECT,
     START,
@@ -30,7 +31,9 @@ from tests.replication_model.plans import COMMANDS, plan_of
 from tests.replication_model.primary import Primary
 from tests.replication_model.qemu import Guard
 from tests.replication_model.standby import NOT_LOADED, Standby
+from tests.replication_model.unattended import Autostart, Keep
 from tests.replication_model.world import Act, Plan, State, ViolationError, World
+from vmckpt.replicate.operator.keep import LONGEST_S
 from vmckpt.replicate.standby.takeover import COPY_SILENCE_S
 
 # How long a host takes from SIGTERM to SIGKILL.
@@ -79,7 +82,7 @@ class Schedule:
     def _do(self, act: Act) -> None:
         world = self.world
         host = self._host(act.on)
-        if act.kind not in (*COMMANDS, FAILOVER_DEAD, MOVE):
+        if act.kind not in (*COMMANDS, FAILOVER_DEAD, MOVE, KEEP):
             self._expect(act, host)
         if not self._is_so(act.kind):
             return
@@ -96,6 +99,8 @@ class Schedule:
                 world.is_arbiter_lost |= how == "lose"
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
+            case ["keep"]:
+                Keep(self._desk, world.hosts, act.on or self.plan.names, act.for_s).run(KEEP)
             case _ if act.kind in (*COMMANDS, FAILOVER_DEAD, MOVE):
                 self._command(act.kind, host)
             case ["kill" | "freeze" as how, "command"]:
@@ -153,7 +158,7 @@ class Schedule:
         elif how == "crash":
             if host.is_up:
                 host.go_down()
-                world.at(world.now_s + for_s, host.come_up)
+                world.at(world.now_s + for_s, self._come_up, host)
         elif how == "shutdown":
             if host.is_up:
                 self._shut_down(host, for_s)
@@ -219,7 +224,11 @@ class Schedule:
         for qemu in host.qemus:
             world.at(world.now_s + world.random.choice([0.0, 0.05, 1.0]), qemu.end)
         world.at(world.now_s + GRACE_S, host.go_down)
-        world.at(world.now_s + max(for_s, GRACE_S + 1), host.come_up)
+        world.at(world.now_s + max(for_s, GRACE_S + 1), self._come_up, host)
+
+    def _come_up(self, host: Host) -> None:
+        if not host.is_up and host.come_up() and self.plan.autostarts:
+            Autostart(host, self.world.hosts).run("autostart")
 
     def _command(self, kind: str, on: Host | None = None) -> Command:
         command = Command(self._desk, self.world.hosts).run(kind, on)
@@ -228,7 +237,7 @@ class Schedule:
 
     def _expect(self, act: Act, host: Host) -> None:
         """One thing befalls a guest that is protected: its memory has to outlive that."""
-        faults = [one for one in self.plan.acts if one.kind not in (*COMMANDS, MOVE)]
+        faults = [one for one in self.plan.acts if one.kind not in (*COMMANDS, MOVE, KEEP)]
         others = [one for one in self.plan.acts if one.kind in (START, FAILOVER, STOP, MOVE)]
         if act.kind == "poweroff qemu":
             return
@@ -286,8 +295,7 @@ class Schedule:
         self._heal()
         for host in world.hosts:
             host.to_arbiter_from_s = host.to_operator_from_s = world.now_s
-            if not host.is_up:
-                host.come_up()
+            self._come_up(host)
 
     def _until_fine(self, at_most_s: float) -> bool:
         """Whether the guest is heard, within that time."""
@@ -329,12 +337,20 @@ class Schedule:
         """It may be protected again, wherever it runs now."""
         if any(host.is_gone for host in self.world.hosts) or self._is_protected():
             return
+        self.world.play(self.world.now_s + 2 * LONGEST_S, self._is_left_to_the_operator)
         said: list[str] = []
-        for _ in range(3):
+        for _ in range(0 if self._is_protected() else 3):
             said += self._obey(PROTECT, set())
             if self._is_protected():
                 return
+        if self._is_protected():
+            return
         raise ViolationError(f"the VM cannot be protected again: {'; '.join(said[-6:])}")
+
+    def _is_left_to_the_operator(self) -> bool:
+        """Whether it is protected, or no command that is under way will do that."""
+        is_begun = any(host.begun_by for host in self.world.hosts)
+        return self._is_protected() or not (is_begun or self._desk.find(Keep))
 
     def _is_protected(self) -> bool:
         return any(

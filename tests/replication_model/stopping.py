@@ -80,7 +80,7 @@ class Stopping(Asking):
 
     def _refused_for(self) -> Home | None:
         """stop._refused_for"""
-        homes = [host.home for host in self._hosts if host.answers and host.home is not None]
+        homes = [host.home for host in self._hosts if self.sees(host) and host.home is not None]
         if len(homes) != 1 or homes[0].claim is not None or homes[0].listed_replica is None:
             return None
         return homes[0]
@@ -146,7 +146,7 @@ class Stopping(Asking):
             if said.role != "primary" or not has_left(said) or (home := host.home) is None:
                 continue
             files = host.files
-            if files is not None and files.standby.answers:
+            if files is not None and self.sees(files.standby):
                 continue
             if home.claim is None:
                 raise RefusedError("it was left to its standby, which may run it", STOP_OFF)
@@ -162,7 +162,9 @@ class Stopping(Asking):
         if not homes:
             return None
         host, roles = homes[0], {one: said.role for one, said in found}
-        may_be_elsewhere = roles.get(host) == "standby" and silent and not is_dead
+        may_be_elsewhere = roles.get(host) == "standby" and silent
+        if may_be_elsewhere and is_dead:
+            return host if await self._has_its_term(host, homes[0].home) else None
         if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
             return None
         if holder_of(host, host.home) is not None:
@@ -175,6 +177,15 @@ class Stopping(Asking):
             if home.claim == before:
                 home.claim = None
         return None
+
+    async def _has_its_term(self, host: Host, home: Home | None) -> bool:
+        """stop._has_its_term"""
+        if home is None or holder_of(host, home) is None or "dead" in self.world.without:
+            return False
+        try:
+            return await self._ask_about(host) is Right.OURS
+        except RefusedError:
+            return False
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:
         words = [(host, host.files) for host, _ in found if host.files is not None]

@@ -55,6 +55,7 @@ class Plan:
     what the lease allows for. `slow_s`: how long a standby may need for each thing.
     `names`: the hosts'. `unfit`: how often a standby cannot load the guest at least. `is_careful`:
     the operator says that a host is off only while the arbiter answers, which then knows of it.
+    `autostarts`: a host that has booted starts the VM that is off there.
     """
 
     seed: int
@@ -67,6 +68,7 @@ class Plan:
     names: str = "ab"
     unfit: float = 0.0
     is_careful: bool = False
+    autostarts: bool = False
 
 
 class Signal:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.replication_model.asking import PROTECT, START
-from tests.replication_model.plans import moving_plan_of, plan_of
+from tests.replication_model.plans import kept_plan_of, moving_plan_of, plan_of
 from tests.replication_model.schedule import first_violation, minimised, played
 from tests.replication_model.world import Act, Plan
 
@@ -76,9 +76,33 @@ def test_no_law_is_broken_in_many_schedules_with_migrations() -> None:
     assert not broken, broken
 
 
+def test_no_law_is_broken_where_keep_protects_a_vm_and_hosts_start_it_as_they_boot() -> None:
+    broken, seen = broken_by(range(FIRST, FIRST + SAMPLE // 5), kept_plan_of)
+    assert not broken, broken
+    happened = ("keep: protected", "keep: stop done", "keep: free done", "autostarted")
+    assert not [what for what in happened if not seen[what]], seen
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_law_is_broken_in_many_schedules_with_keep() -> None:
+    broken, _ = broken_by(range(FIRST, FIRST + MANY // 5), kept_plan_of)
+    assert not broken, broken
+
+
+def test_a_keep_that_asks_only_the_hosts_that_it_names_is_found_out() -> None:
+    assert not played(kept_plan_of(63))[1]
+    assert played(kept_plan_of(63), frozenset({"named"}))[1]
+
+
 def test_a_protection_that_had_no_term_yet_is_ended_whoever_has_it() -> None:
     assert not played(moving_plan_of(70002264))[1]
     assert "cannot be protected" in played(moving_plan_of(70002264), frozenset({"term"}))[1]
+
+
+def test_a_host_that_was_declared_dead_and_is_back_is_told_from_the_one_that_took_over() -> None:
+    assert not played(plan_of(91055763))[1]
+    assert "two hosts have it" in played(plan_of(91055763), frozenset({"dead"}))[1]
 
 
 @pytest.mark.parametrize("seed", [31791, 57783, 96039])

@@ -8,6 +8,7 @@ service's lease has ended.
 import asyncio
 import math
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from vmckpt.epoch.migrated import VCPU_TRACE
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import (
     BusyError,
+    HostDownError,
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
@@ -55,6 +57,8 @@ from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Replaced
 
 POLL_S, CONT_POLLS = 0.1, 1000
+# How long others may work on a VM whose QEMU does not answer, before that is tried again.
+AGAIN_S = 5.0
 # How often to check whether an operator's process waits to do this, or has done it.
 CHECK_S = 0.5
 
@@ -67,8 +71,8 @@ async def recover(
     A guest that is dead here belongs to the standby, however long its takeover takes: nothing is
     done about it unless `at_any_rate` (the operator says that there is no standby), which
     has precedence over a recovery without it that waits for the arbiter. A term that the standby
-    took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM. Raises
-    whatever prevents it.
+    took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM, and,
+    unless `at_any_rate`, tries again while QEMU does not answer. Raises whatever else prevents it.
     """
     request, files = read_request(directory), ServiceFiles(directory)
     host = request.primary
@@ -79,7 +83,18 @@ async def recover(
             if await _is_going_on(request, at_any_rate=at_any_rate):
                 await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
 
-    await retry(settle, BusyError, every_s=POLL_S)
+    said = ""
+    while True:
+        try:
+            await retry(settle, BusyError, every_s=POLL_S)
+            return
+        except (HostDownError, OutcomeUnknownError) as exc:
+            if at_any_rate:
+                raise  # the operator gets the error, and repeats the command
+            # QEMU does not answer, or another client has its monitor: its output is still held.
+            if said != (said := str(exc)):
+                sys.stderr.write(f"{said}\n")
+        await asyncio.sleep(AGAIN_S)
 
 
 async def abandon(directory: Path) -> None:

@@ -157,7 +157,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
 async def remove_vm(vm: Vm) -> int | None:
     """Remove a VM that is off; its disk images stay. Raises RefusedError while it runs.
 
-    An adopted QEMU keeps running: returns its pid.
+    An adopted QEMU keeps running: returns its pid. Raises BusyError if it may not run its guest.
     """
     async with held(vm, "vm rm", runs_again=False) as now:
         is_alive = await now.is_alive()
@@ -167,6 +167,8 @@ async def remove_vm(vm: Vm) -> int | None:
                 why="only a stopped VM can be removed",
                 remedy=f"stop it first: vmckpt vm stop {now.name}",
             )
+        if is_alive:
+            await read_again(now)  # a guest that may not run keeps its claim
         await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
         await remove_home(now.host, now.directory)
         return now.qemu.process.pid if is_alive else None

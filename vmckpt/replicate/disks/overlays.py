@@ -42,8 +42,9 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 from vmckpt.vm.users.users import let_read, let_write
 
-# Names in QEMU of the overlays, of the nodes below them, and of the jobs that commit them.
-LAYER, BELOW, COMMIT = "aside-", "below-", "fold-"
+# Names in QEMU of the overlays, of the nodes below them, and of the jobs that commit them; of nodes
+# that keep a disk's own while nothing else uses that: one of `-drive` goes with its last user.
+LAYER, BELOW, COMMIT, KEEPER = "aside-", "below-", "fold-", "keeper-"
 POLL_S, BRIEF_S = 0.05, 0.002
 # The state of a mirror that an error has stopped, before and after it was ready.
 STOPPED = ("paused", "standby")
@@ -110,6 +111,9 @@ async def add_overlays(
                 "discard": "unmap",
             },
         )
+        if vm.spec.adopted is not None:
+            keeper = {"driver": "raw", "node-name": f"{KEEPER}{number}", "file": source.node}
+            await block.blockdev_add(monitor, keeper)
         await block.set_drive(monitor, drives[source.node], f"{LAYER}{number}")
         # The other host reads what QEMU wrote before; it is not written again from here.
         await in_thread(partial(_flush, path))
@@ -271,7 +275,7 @@ async def _commit_running(monitor: Monitor, vm: Vm, number: int) -> None:
                 )
         await asyncio.sleep(POLL_S)
     nodes = {one.node_name for one in await commands.query_named_block_nodes(monitor)}
-    for node in (layer, below):
+    for node in (layer, below, f"{KEEPER}{number}"):
         if node in nodes:
             await block.blockdev_del(monitor, node)
 

@@ -214,7 +214,8 @@ async def _require_may_run(
 
     The services' files are kept for a `stop` that declares the other host dead. If this home took
     over, only a silent host may hold the term, or get it while this one is off: then its files
-    stay, and it asks the arbiter with them before each start. Returns that home's host, or "".
+    stay, and it asks the arbiter with them before each start. If that host is declared dead, they
+    stay if the arbiter says that this one has the term. Returns that home's host, or "".
     """
     answers = await ask_every(hosts, lambda host: read_vm(host, name))
     homes = [vm for vm in answers.given if vm is not None]
@@ -230,7 +231,9 @@ async def _require_may_run(
         return ""
     vm, roles = homes[0], {side.host.name: side.status.role for side in found}
     role = roles.get(vm.host.name)
-    may_be_elsewhere = role is Role.STANDBY and answers.silent and not standby_is_dead
+    may_be_elsewhere = role is Role.STANDBY and bool(answers.silent)
+    if may_be_elsewhere and standby_is_dead:
+        return vm.host.name if await _has_its_term(vm) else ""
     before = await vm.host.read_text(vm.directory.claim)
     answer = await ask_about(vm) if role is Role.PRIMARY or may_be_elsewhere else None
     if answer is None:
@@ -241,6 +244,16 @@ async def _require_may_run(
         return vm.host.name
     await drop_claim(vm, before)  # the services' files, which may settle it, go
     return ""
+
+
+async def _has_its_term(vm: Vm) -> bool:
+    """Whether the arbiter says that its host has the term. Then a silent host that is declared dead
+    may still get it: when that is back, and this one is off and declared dead in turn.
+    """
+    with suppress(HostDownError):
+        answer = await ask_about(vm)
+        return answer is not None and answer.right is Right.OURS
+    return False
 
 
 def _not_freed(vm: Vm, answer: ClaimAnswer) -> RefusedError:
