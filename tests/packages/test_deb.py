@@ -16,7 +16,8 @@ PYTHON_OF = {"bookworm": [3, 11], "trixie": [3, 13]}
 ENVIRONMENT = "/usr/lib/vmckpt/bin/python3"
 IMPORTS = """\
 import json, sys
-import blake3, cryptography, libvirt, msgspec, numpy, obstore, paramiko, qemu.qmp, zstandard
+import blake3, cryptography, libvirt, libvirt_qemu, msgspec
+import numpy, obstore, paramiko, qemu.qmp, zstandard
 print(json.dumps(sys.version_info[:2]))
 """
 COMPLETE = """\

@@ -6,7 +6,7 @@ from typing import Any
 
 from vmckpt.replicate.operator.sides import ReplicaSide, latest
 from vmckpt.replicate.paths import FIRST, HEARD, SECOND, UNHEARD
-from vmckpt.replicate.status import ReplicaStatus
+from vmckpt.replicate.status import COPYING, ReplicaStatus
 from vmckpt.ui.tables import fields
 from vmckpt.units import format_duration, format_size, format_time
 
@@ -24,7 +24,7 @@ def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
 def event_text(event: dict[str, Any]) -> str:
     """Format a line of `replicate events`."""
     state = event["state"] + (f" ({event['ending']})" if event.get("ending") else "")
-    if event.get("may_run") is False:
+    if event.get("may_run") is False and event["state"] != COPYING:  # it has no lease yet
         state += ", the guest may not run: its lease has ended"
     if event.get("output_commit") is False:
         state += ", output not held"

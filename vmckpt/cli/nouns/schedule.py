@@ -145,7 +145,7 @@ def rm(name: Name, json: Json = False) -> None:
             forget(name)
 
     run(remove())
-    text = f"{name} is removed; its checkpoints stay, with the tag schedule={name}"
+    text = f"the schedule {name} is removed; its checkpoints stay, with the tag schedule={name}"
     show({"removed": name}, text, as_json=json)
 
 

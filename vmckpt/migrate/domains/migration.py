@@ -30,7 +30,7 @@ from vmckpt.migrate.steps.downtime import GuestDowntime
 from vmckpt.migrate.steps.echo import BridgedNic, Echo, begin
 from vmckpt.options.migration import Method, MigrationOptions
 from vmckpt.preflight.domains.arrival import name_there
-from vmckpt.preflight.domains.checks import DomainPreflight, preflight
+from vmckpt.preflight.domains.checks import DomainPreflight, preflight, require_elsewhere
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.vm.domains.inventory import Domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -51,6 +51,7 @@ async def migrate(
     the domain is on the source), CancelledByUserError (likewise), VmLostError, OutcomeUnknownError
     (says what both ends reported).
     """
+    require_elsewhere(domain, destination)
     source, action = domain.host, f"migrate to {destination.name}"
     request = request_of(domain.name, (source, destination), options) | {"driver": LIBVIRT.driver}
     async with (

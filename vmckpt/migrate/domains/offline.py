@@ -16,7 +16,7 @@ from vmckpt.migrate.recorded import MigrationRun, dead_mans_switch, recorded, re
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.options.migration import MigrationOptions
 from vmckpt.preflight.domains.arrival import name_there
-from vmckpt.preflight.domains.checks import DomainPreflight
+from vmckpt.preflight.domains.checks import DomainPreflight, require_elsewhere
 from vmckpt.preflight.domains.off import preflight_off
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.inventory import Domain, seen_again
@@ -33,6 +33,7 @@ async def move_off(
     Raises RefusedError (nothing was changed), BusyError, OperationFailedError (it is here),
     CancelledByUserError (likewise), OutcomeUnknownError (says what both ends reported).
     """
+    require_elsewhere(domain, destination)
     ends = domain.host, destination
     async with (
         recorded(request_of(domain.name, ends, options), options, emit) as run,

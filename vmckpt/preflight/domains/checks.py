@@ -240,6 +240,12 @@ def is_there_already(domain: Domain, there: Host) -> Finding | None:
     return Finding("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
 
 
+def require_elsewhere(domain: Domain, there: Host) -> None:
+    """Raises RefusedError for a migration to its own host, whose lock would be taken twice."""
+    if found := is_there_already(domain, there):
+        require([found], f"'{domain.name}' cannot migrate to {there.name}")
+
+
 def _not_running(domain: Domain) -> Finding | None:
     if domain.is_arriving:
         remedy = "wait for its end, or see virsh domjobinfo"

@@ -180,7 +180,9 @@ class Standby:
                 with replica_in(ram, disks) as replica:
                     await self._follow(channel, replica, second)
             except TimeoutError:
-                self._why = f"the primary did not come within {COME_S:g} s"
+                given_up = self._dismissed.is_set()
+                late = f"the primary did not come within {COME_S:g} s"
+                self._why = "its start was given up" if given_up else late
             finally:
                 await finish(asyncio.wait({reserving}))  # it writes to the memory
                 left.set()

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 OPEN_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S, CLOSE_TIMEOUT_S = 10.0, 1.0
+# libvirtd starts QEMUs for these answers, of which it may have several.
+PROBE_TIMEOUT_S = 60.0
 # A connection to a libvirtd that is silent for 15 s is closed.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 5, 3
 _LOST = frozenset(

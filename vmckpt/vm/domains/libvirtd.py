@@ -9,7 +9,12 @@ from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.units import MIB
-from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, LibvirtConnection, gone_meanwhile
+from vmckpt.vm.domains.connection import (
+    ASK_TIMEOUT_S,
+    PROBE_TIMEOUT_S,
+    LibvirtConnection,
+    gone_meanwhile,
+)
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DirtyRateStatus, DomainState, EventId, Stats, Undefine, Xml
 from vmckpt.vm.domains.job import DomainJob, parse_job
@@ -72,7 +77,9 @@ class Libvirtd(LibvirtConnection):
     async def capabilities(self) -> str:
         """The host's capabilities, XML."""
         return await self._ask(
-            "report its capabilities", lambda: str(self._connection.getCapabilities())
+            "report its capabilities",
+            lambda: str(self._connection.getCapabilities()),
+            PROBE_TIMEOUT_S,
         )
 
     async def domain_capabilities(self, emulator: str, arch: str, machine: str, accel: str) -> str:
@@ -84,6 +91,7 @@ class Libvirtd(LibvirtConnection):
             lambda: str(
                 self._connection.getDomainCapabilities(emulator or None, arch, machine, accel)
             ),
+            PROBE_TIMEOUT_S,
         )
 
     async def version(self) -> tuple[int, int, int]:
@@ -192,6 +200,7 @@ class Libvirtd(LibvirtConnection):
         return await self._ask(
             "show the command line of its QEMU",
             lambda: str(self._connection.domainXMLToNative("qemu-argv", xml, 0)),
+            PROBE_TIMEOUT_S,
         )
 
     async def define(self, xml: str) -> None:

@@ -291,7 +291,7 @@ def rm(name: HostName, json: Json = False) -> None:
 
     remove_host(name)
     forget_of_host(name)
-    show({"name": name, "removed": True}, f"{name} is forgotten", as_json=json)
+    show({"name": name, "removed": True}, f"{name} is no longer in the inventory", as_json=json)
 
 
 @app.command()
