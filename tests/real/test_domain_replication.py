@@ -122,7 +122,7 @@ def test_a_domain_fails_over_when_its_qemu_dies_and_back(guest: Machines) -> Non
     is_only_on(made, "lab-a")
 
 
-@pytest.mark.parametrize("roles", [["primary"], ["standby"], ["primary", "standby"]])
+@pytest.mark.parametrize("roles", [["primary"], ["standby"], ["standby", "primary"]])
 def test_a_service_that_is_killed_loses_nothing(guest: Machines, roles: list[str]) -> None:
     """The standby takes over after the lease; without a standby the primary goes on alone, by its
     recovery if need be.
