@@ -99,6 +99,25 @@ def test_shared_disks_are_refused_as_libvirt_has_their_nodes() -> None:
     assert not list(domains._shared(ReplicationOptions("/l")))
 
 
+@pytest.mark.parametrize("code", [0, 2])
+def test_an_older_vmckpt_there_would_wait_with_another_qemu(code: int) -> None:
+    async def run(words: list[str]) -> Any:
+        assert words[:2] == ["vmckpt", "replica-domain"]
+        return SimpleNamespace(returncode=code)
+
+    async def own_command() -> list[str]:
+        return ["vmckpt"]
+
+    async def require_up() -> None:
+        """It is."""
+
+    standby: Any = SimpleNamespace(
+        name="b", run=run, own_command=own_command, require_up=require_up
+    )
+    found = asyncio.run(ask(domains._knows_domains(standby)))
+    assert [one.verdict for one in found] == ([REFUSE] if code else [])
+
+
 @pytest.mark.parametrize(
     ("there", "verdict"),
     [

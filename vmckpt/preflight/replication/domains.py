@@ -122,6 +122,7 @@ async def checks_there(
     read_only = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
     return await ask(
         _shared(options),
+        _knows_domains(standby),
         _libvirt(vm, standby),
         disk_checks(vm, standby, images),
         destination_host.name(vm, standby),
@@ -141,6 +142,15 @@ def _shared(options: ReplicationOptions) -> Iterator[Finding]:
         reason = "a domain's disks are replicated as copies only: libvirt has its block nodes"
         remedy = "have its images on each host's own storage, and leave out --disks shared"
         yield Finding("disk-shared", REFUSE, reason, remedy)
+
+
+async def _knows_domains(standby: Host) -> AsyncIterator[Finding]:
+    """An older vmckpt would wait with a QEMU of its own, which could not load the domain."""
+    done = await standby.run([*await standby.own_command(), "replica-domain", "--help"])
+    if done.returncode:
+        await standby.require_up()
+        reason = f"the vmckpt of {standby.name} does not replicate domains"
+        yield Finding("vmckpt", REFUSE, reason, "install the same vmckpt on both hosts")
 
 
 async def _libvirt(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
