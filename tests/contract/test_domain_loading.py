@@ -19,7 +19,6 @@ from vmckpt.checkpoint.domains.loading import arriving, loading
 from vmckpt.checkpoint.domains.loading.arriving import PagedMemory, SharedContent
 from vmckpt.checkpoint.domains.loading.loading import DomainLoading
 from vmckpt.checkpoint.domains.loading.missing import paging_files
-from vmckpt.checkpoint.domains.loading.save_image import image_head
 from vmckpt.checkpoint.domains.record import PendingDomain, Phase, image_of
 from vmckpt.checkpoint.domains.restore import DomainRestoring
 from vmckpt.checkpoint.restore.paging import PagerProcess
@@ -31,6 +30,8 @@ from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu.stream_head import RamPages, plain_begin, plain_end, plain_page, read_stream_head
 from vmckpt.store.errors import DamagedError
 from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.loading import starting
+from vmckpt.vm.domains.loading.starting import image_head
 
 pytestmark = pytest.mark.contract
 UUID, XML = "7961af85-4cf2-49f8-a727-3c1736dbe50b", "<domain/>"
@@ -111,7 +112,7 @@ class Bench:
         monkeypatch.setattr(PagerProcess, "go", ready)
         monkeypatch.setattr(PagerProcess, "alive_during", lambda _, work: work)
         monkeypatch.setattr(AnonymousRam, "is_guarded", lambda *_: self.is_guarded)
-        monkeypatch.setattr(loading, "find_marked", find)
+        monkeypatch.setattr(starting, "find_marked", find)
         monkeypatch.setattr(loading, "head_of", lambda *_: HEAD)
         monkeypatch.setattr(loading, "pages_of", lambda *_: iter(PAGES))
 

@@ -1,4 +1,6 @@
-"""The guard of a domain's checkpoint: it resumes a guest whose checkpoint is dead, or stuck."""
+"""The guard of a domain: it resumes a guest whose checkpoint or replication is dead, or stuck, and
+stops one whose lease has ended.
+"""
 
 import asyncio
 import os
@@ -6,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from vmckpt.checkpoint.domains import guard
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
+from vmckpt.vm.domains import guard
 
 pytestmark = pytest.mark.contract
 UUID = "7961af85-4cf2-49f8-a727-3c1736dbe50b"
@@ -28,6 +30,9 @@ class Watched:
         self.ear, self.say_fd = os.pipe()
         self.resumed = list[float]()
         self.silent = 0  # how often libvirtd does not answer first
+        self.paused = 0  # how often the guest was paused
+        self.pauses = True  # whether libvirt does that
+        self.is_open = True
 
     def say(self, line: str) -> None:
         os.write(self.say_fd, f"{line}\n".encode())
@@ -40,6 +45,22 @@ class Watched:
         self.resumed.append(time.monotonic())
         mark.unlink()
 
+    async def open(self) -> None:
+        """Of libvirt's session."""
+
+    async def pause(self, _timeout_s: float) -> None:
+        if not self.pauses:
+            raise HostDownError("no", why="no", remedy="-")
+        self.mark.touch()
+        self.paused += 1
+
+    def state(self) -> str:
+        """Of its QEMU's process, as in proc(5)."""
+        return Path(f"/proc/{self.pid}/stat").read_text().split()[2]
+
+    def may_run_for(self, seconds: float) -> None:
+        self.say(str(time.clock_gettime(time.CLOCK_BOOTTIME) + seconds))
+
     def run(self) -> None:
         asyncio.run(guard.watch(UUID, Path("/run/libvirt/sock"), self.mark, self.pid))
 
@@ -49,6 +70,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     with subprocess.Popen(["sleep", "60"]) as qemu:
         made = Watched(tmp_path, qemu.pid)
         monkeypatch.setattr(guard, "resume_paused", made.resume)
+        monkeypatch.setattr(guard, "relay_to", lambda *_: made)
         monkeypatch.setattr(guard, "AGAIN_S", 0.01)
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: made.ear))
@@ -103,3 +125,70 @@ def test_a_qemu_that_has_ended_needs_nothing(watched: Watched) -> None:
     os.close(watched.say_fd)
     watched.run()
     assert watched.resumed == []
+
+
+async def beside(watched: Watched, check: Callable[[], Awaitable[None]]) -> None:
+    """Run the guard beside the check, until its sender ends."""
+    work = asyncio.ensure_future(asyncio.to_thread(watched.run))
+    await check()
+    os.close(watched.say_fd)
+    await work
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_a_guest_whose_lease_has_ended_is_stopped_until_it_is_renewed(watched: Watched) -> None:
+    async def check() -> None:
+        watched.may_run_for(0.1)
+        await until(lambda: watched.paused > 1)  # again and again: an epoch may resume it
+        watched.may_run_for(60)
+        await asyncio.sleep(0.2)
+        paused = watched.paused
+        await asyncio.sleep(0.2)
+        assert watched.paused == paused
+        watched.say("inf")
+        await asyncio.sleep(0.1)
+
+    asyncio.run(beside(watched, check))
+    assert len(watched.resumed) == 1  # its sender had paused it, or so it seems, and has ended
+
+
+def test_a_qemu_that_libvirt_does_not_pause_is_held_and_let_go(watched: Watched) -> None:
+    watched.pauses = False
+
+    async def check() -> None:
+        watched.may_run_for(0.1)
+        await until(lambda: watched.state() == "T")
+        watched.may_run_for(60)
+        await until(lambda: watched.state() != "T")
+        watched.say("inf")
+        await asyncio.sleep(0.1)
+
+    asyncio.run(beside(watched, check))
+    assert watched.state() not in "TZ"
+
+
+def test_one_that_is_held_does_not_outlive_its_sender(watched: Watched) -> None:
+    watched.pauses = False
+
+    async def check() -> None:
+        watched.may_run_for(0.1)
+        await until(lambda: watched.state() == "T")
+
+    asyncio.run(beside(watched, check))
+    asyncio.run(until(lambda: watched.state() == "Z"))
+
+
+def test_a_guest_that_was_resumed_after_its_senders_death_is_stopped_with_the_lease(
+    watched: Watched,
+) -> None:
+    watched.mark.touch()
+    watched.may_run_for(0.5)
+    os.close(watched.say_fd)
+    watched.run()
+    assert len(watched.resumed) == 1
+    assert watched.paused

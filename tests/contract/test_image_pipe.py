@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from vmckpt.checkpoint.domains.loading.image_pipe import ImagePipe, release
 from vmckpt.errors import StorageError
+from vmckpt.vm.domains.loading.image_pipe import ImagePipe, release
 
 pytestmark = pytest.mark.contract
 HEAD, REST = b"head" * 25, os.urandom(3 << 20)

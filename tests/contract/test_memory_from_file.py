@@ -113,6 +113,21 @@ def test_the_content_is_the_files_until_it_is_written(content: Path, become: lis
         assert held_by_files(one.pid, span) == [(span[0], span[0] + 2 * PAGE)]
 
 
+@pytest.mark.parametrize("become", [(), ("setpriv", f"--reuid={NOBODY}", "--clear-groups")])
+def test_a_file_that_is_shared_is_the_memory_of_both(content: Path, become: list[str]) -> None:
+    """What a standby writes into it is its waiting guest's."""
+    with holder(*become) as one:
+        give_content(one.pid, one.ram, content, shared=True)
+        assert is_private(content)
+        assert one.pages("w") == [b"w" * PAGE, bytes(PAGE)]
+        with content.open("r+b") as file:
+            assert file.read(PAGE) == b"w" * PAGE
+            file.write(b"s" * PAGE)
+        assert one.pages() == [b"w" * PAGE, b"s" * PAGE]
+        content.unlink()
+        assert one.pages() == [b"w" * PAGE, b"s" * PAGE]
+
+
 def test_while_it_is_opened_its_user_may_read_the_file_and_nobody_may_write_it(
     content: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,9 @@ class Relay:
             answer if isinstance(answer, str) else json.dumps({"return": answer, "id": "libvirt-7"})
         )
 
+    async def reopen(self) -> None:
+        self.is_open = True
+
     async def close(self) -> None:
         self.is_open = False
 
@@ -212,5 +215,30 @@ def test_commands_are_executed_in_the_order_of_their_tasks(tmp_path: Path) -> No
             await asyncio.gather(*map(asyncio.ensure_future, orders))
             assert domain.calls == ["suspend", "resume", "suspend"]
             await commands.cont(one)
+
+    asyncio.run(main())
+
+
+def test_a_relay_that_has_ended_is_opened_again_and_one_that_is_open_is_not() -> None:
+    async def main() -> None:
+        one, relay = monitor()
+        relay.reopen = pytest.fail  # type: ignore[method-assign]
+        await one.reopen()
+        ended, relay = monitor()
+        relay.is_open = False
+        await ended.reopen()
+        assert ended.is_open
+
+    asyncio.run(main())
+
+
+def test_a_set_of_descriptors_has_words() -> None:
+    """Libvirt 11.3 ended in query-fdsets, whose answer had none, when it saved the domain."""
+
+    async def main() -> None:
+        one, relay = monitor()
+        await one.add_fd(0)
+        ((command, arguments),) = relay.asked
+        assert (command, arguments["opaque"]) == ("add-fd", "vmckpt")
 
     asyncio.run(main())

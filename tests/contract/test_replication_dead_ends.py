@@ -346,6 +346,9 @@ def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
     async def done() -> None:
         did.append("output")
 
+    async def reopen() -> None:
+        """It is open."""
+
     async def resume() -> None:
         left[0] -= 1
         if left[0] >= 0:
@@ -363,7 +366,7 @@ def test_a_guest_that_qemu_does_not_let_run_keeps_no_protection_from_its_end(
         mirrors=SimpleNamespace(intake=intake), output=SimpleNamespace(release_all=done),
         capture=SimpleNamespace(resume=resume),
     )  # fmt: skip
-    service._monitor, service._qemu_lives = None, lambda: True
+    service._monitor, service._qemu_lives = SimpleNamespace(reopen=reopen), lambda: True
 
     async def main() -> None:
         async with asyncio.timeout(5):

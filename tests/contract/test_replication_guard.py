@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from vmckpt.epoch.guarding import guard_command
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import identify
 from vmckpt.lease.file_store import FileStore
@@ -42,7 +43,7 @@ def test_it_says_what_it_died_of(tmp_path: Path) -> None:
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
     qemu = Qemu(directory.qemu("0"), itself, Platform("q35", "tcg", "qemu64"))
     vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
-    with _guarded(vm, files) as tell:  # there is no monitor
+    with _guarded(guard_command(vm.qemu), files) as tell:  # there is no monitor
         assert "No such file" in _last_words(tell)
 
 

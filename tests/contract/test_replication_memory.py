@@ -190,6 +190,8 @@ def test_a_large_qcow2_copy_takes_no_more_than_that(tmp_path: Path) -> None:
 class Agreeing:
     """A QEMU that does as it is asked, and reports that its mirror is ready."""
 
+    is_lent = False
+
     async def tell(self, *_: object) -> None:
         """It does."""
 

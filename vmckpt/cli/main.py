@@ -49,7 +49,7 @@ FORMER = ("snapshot",)
 # Started by vmckpt itself: not in --help.
 HIDDEN = (
     "link", "job", "replica", "observe", "observe-domain", "lend", "settle-groups", "deliver",
-    "domain-guard",
+    "domain-guard", "replica-domain",
 )  # fmt: skip
 NOUNS = (
     "vm",

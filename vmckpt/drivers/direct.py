@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
+    from vmckpt.options.replication import ReplicationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.agent import GuestAgent
     from vmckpt.qemu.replies import Snapshot
+    from vmckpt.replicate.status import ReplicationOutcome
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm, VmStatus
 
@@ -232,6 +234,18 @@ class DirectVm(NamedTuple):
         from vmckpt.checkpoint.operate import taking
 
         return await taking(self.vm, store, options, key)
+
+    async def replicate(
+        self, standby: Host, options: "ReplicationOptions", run: str
+    ) -> "ReplicationOutcome":
+        """Have `standby` protect it; returns once it does."""
+        from vmckpt.replicate.operator.begin import start
+
+        return await start(self.vm, standby, options, run)
+
+    async def home(self) -> "Vm":
+        """See `Driver`."""
+        return self.vm
 
     def group_notes(self) -> list[str]:
         """See `Driver`."""

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from vmckpt.forecast.planner import MigrationPlan
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
+    from vmckpt.options.replication import ReplicationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.agent import GuestAgent
+    from vmckpt.replicate.status import ReplicationOutcome
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.domains.inventory import Domain
+    from vmckpt.vm.inventory import Vm
 
 # What vmckpt does only with VMs that it runs.
-OwnOnly = Literal["autostart", "devices", "edit", "export", "network", "replicate", "other"]
+OwnOnly = Literal["autostart", "devices", "edit", "export", "network", "other"]
 _IMPORTED = (
     "shut {name} down, and make it a VM of vmckpt's own: vmckpt vm import {name}; docs/libvirt.md "
     "says what differs then"
@@ -40,10 +43,6 @@ _INSTEAD: dict[OwnOnly, tuple[str, str]] = {
     "edit": ("libvirt has its definition", "on {host}: virsh edit {name}"),
     "export": ("libvirt has its definition", "on {host}: virsh dumpxml {name}"),
     "network": ("libvirt manages its NICs", "on {host}: virsh domif-setlink {name} NIC up|down"),
-    "replicate": (
-        "an epoch needs the memory and the monitor of a QEMU of vmckpt's own",
-        f"schedule checkpoints: vmckpt schedule add {{name}} --every 15m; or {_IMPORTED}",
-    ),
     "other": ("vmckpt does this only with VMs of its own", _IMPORTED),
 }
 
@@ -84,8 +83,13 @@ class LibvirtDomain:
 
     async def start(self) -> Started:
         """Start it on its host."""
+        from vmckpt.replicate.primary.claim import require_right
         from vmckpt.vm.domains.lifecycle import start_domain
+        from vmckpt.vm.inventory import read_home
 
+        home = await read_home(self.host, self.name)
+        if home is not None and home.qemu.domain == self.domain.uuid:
+            await require_right(home)  # another host may have it: it was replicated
         await start_domain(self.domain)
         what = self.domain.description
         return Started(None, what.accel_word, what.machine, what.cpu)
@@ -116,9 +120,11 @@ class LibvirtDomain:
 
     async def remove(self, *, with_state: bool = False) -> RemovedVm:
         """Have libvirt forget it; return what remains. `with_state` does not cover its TPM."""
+        from vmckpt.replicate.domains.guest import forget
         from vmckpt.vm.domains.lifecycle import remove_domain
 
         tpm = await remove_domain(self.domain, with_tpm=with_state)
+        await forget(self.host, self.name)
         return RemovedVm(_disks(self.domain), tpm=tpm)
 
     def own_images(self) -> "list[Path]":
@@ -202,9 +208,23 @@ class LibvirtDomain:
 
         return await taking(self.domain, store, options, key)
 
+    async def replicate(
+        self, standby: Host, options: "ReplicationOptions", run: str
+    ) -> "ReplicationOutcome":
+        """Have `standby` protect it; returns once it does."""
+        from vmckpt.replicate.domains.describing import start_domain
+
+        return await start_domain(self.domain, standby, options, run)
+
+    async def home(self) -> "Vm":
+        """See `Driver`."""
+        from vmckpt.replicate.domains.describing import home_of
+
+        return await home_of(self.domain)
+
     def group_notes(self) -> list[str]:
         """See `Driver`."""
-        from vmckpt.checkpoint.domains.operate import TAINTED
+        from vmckpt.vm.domains.monitor import TAINTED
 
         paused = "is paused until all others are: the output of a domain cannot be held"
         return [f"{self.name}: {TAINTED}", f"{self.name} {paused}"]
@@ -279,7 +299,7 @@ async def info(domain: "Domain") -> VmInfo:
         ended=None,
         adopted=False,
         started_by="libvirt",
-        cannot=("replicate",),
+        cannot=(),
         operation=owner.action if owner else None,
         migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
         guest_agent=what.guest_agent,

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from vmckpt.migrate.outcome.recover import Recovery
     from vmckpt.migrate.report import MigrationReport
     from vmckpt.options.migration import MigrationOptions
+    from vmckpt.options.replication import ReplicationOptions
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.agent import GuestAgent
+    from vmckpt.replicate.status import ReplicationOutcome
     from vmckpt.store.sealing.keys import KeySource
+    from vmckpt.vm.inventory import Vm
     from vmckpt.vm.spec.spec import Placement
 
 # States of a VM that uses no memory; the last two are libvirt's.
@@ -191,6 +194,16 @@ class Driver(Protocol):
         self, store: str | None, options: "TakeOptions", key: "KeySource | None"
     ) -> "StoreJob[Take, TakenCheckpoint]":
         """The job that takes a checkpoint, for a group."""
+
+    async def replicate(
+        self, standby: Host, options: "ReplicationOptions", run: str
+    ) -> "ReplicationOutcome":
+        """Have `standby` protect it; returns once it does."""
+
+    async def home(self) -> "Vm":
+        """Its record on its host, which says what it was taken over from. Raises NotFoundError:
+        there is none of a domain that is not replicated, and was not taken over.
+        """
 
     def group_notes(self) -> list[str]:
         """What to know of it before it takes part in a group, in words."""

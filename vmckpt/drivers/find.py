@@ -46,8 +46,27 @@ async def find(name: str, tell: "Tell") -> Driver:
         return DirectVm(vm)
     except (NotFoundError, HostDownError):
         if not hosts or (domain := await _domain(name, hosts, tell)) is None:
+            await _require_not_replicated(name, hosts)
             raise
         return domain
+
+
+async def _require_not_replicated(name: str, hosts: "list[Host]") -> None:
+    """Raises NotFoundError for a domain whose replication has its definition."""
+    from vmckpt.errors import NotFoundError
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.vm.inventory import read_home
+
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
+    for home in answers.given:
+        if home is not None:
+            raise NotFoundError(
+                f"'{name}' is in no libvirt",
+                why=f"it was protected from {home.host.name}, and its replication, which was "
+                "interrupted, has its definition",
+                remedy=f"see where its guest is: vmckpt replicate status {name}; if it runs "
+                f"nowhere, this returns the definition: vmckpt replicate stop {name}",
+            )
 
 
 async def find_on(host: "Host", name: str) -> Driver:
@@ -116,11 +135,20 @@ async def inspect_everywhere(hosts: "list[Host] | None" = None) -> "Answers[VmIn
         from vmckpt.vm.domains.inventory import all_domains
 
         found = await all_domains(with_libvirt)
-        given += [await domain_info(domain) for domain in found.given]
+        given += [await domain_info(domain) for domain in found.given if not await _awaits(domain)]
         silent, unanswered = silent + found.silent, unanswered + found.unanswered
         unread += found.unread
     ordered = sorted(given, key=lambda vm: (vm.name, vm.host))
     return Answers(ordered, silent, unanswered, unread, inspected.arrivals)
+
+
+async def _awaits(domain: "Domain") -> bool:
+    """Whether it is not there yet: its QEMU waits for the takeover from another host."""
+    from vmckpt.vm.paths import vm_dir
+
+    if not domain.is_arriving:
+        return False
+    return await domain.host.exists(vm_dir(domain.host.state_dir, domain.name).awaited_domain)
 
 
 async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "Host":

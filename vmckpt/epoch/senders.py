@@ -14,11 +14,11 @@ _INWARD = re.compile(r"(nic|hubport)\b")
 
 
 async def senders(vm: Vm, monitor: Monitor) -> list[str]:
-    """Their names in QEMU, in order: vmckpt's own, of an adopted VM those that its QEMU has.
+    """Their names in QEMU, in order: vmckpt's own, of others those that their QEMU has.
 
     Raises as `Monitor.ask` does.
     """
-    if vm.spec.adopted is None:
+    if vm.spec.adopted is None and not vm.qemu.domain:
         return [f"net{number}" for number in range(len(vm.spec.nics))]
     found = await query_networks(monitor)
     return [name for name, words in found.items() if not _INWARD.match(words)]

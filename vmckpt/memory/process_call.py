@@ -64,6 +64,7 @@ _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
 _BELOW_STACK, _MOST_PATH_BYTES = 1024, 800
 _READ_WRITE = 3  # PROT_READ | PROT_WRITE
 _PRIVATE_HERE = 0x4012  # MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
+_SHARED_HERE = 0x4011  # MAP_SHARED | MAP_FIXED | MAP_NORESERVE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -136,8 +137,11 @@ def call_there(pid: int, number: int, *arguments: int) -> int:
         return _made(pid, saved, gate, number, list(arguments))
 
 
-def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]) -> None:
-    """Replace the memory of `pid` from `span[0]` to `span[1]` with a private mapping of a file.
+def map_there(
+    pid: int, path: Path, span: tuple[int, int], advice: Sequence[int], *, shared: bool = False
+) -> None:
+    """Replace the memory of `pid` from `span[0]` to `span[1]` with a mapping of a file: a private
+    one, or a `shared` one.
 
     `advice`: madvise(2) values to apply to that mapping. Conditions as for `call_there`. Raises
     OSError; unless madvise failed, nothing was changed.
@@ -151,9 +155,11 @@ def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]
     with _stopped(pid) as saved:
         _require_allowed(pid, _NR_OPEN, _NR_MMAP, NR_MADVISE, _NR_CLOSE)
         at = _stored(pid, saved, words)
-        file = _call(pid, saved, gate, _NR_OPEN, [at, os.O_RDONLY | os.O_CLOEXEC])
+        how = (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC
+        file = _call(pid, saved, gate, _NR_OPEN, [at, how])
         try:
-            where = [start, end - start, _READ_WRITE, _PRIVATE_HERE, file, 0]
+            kind = _SHARED_HERE if shared else _PRIVATE_HERE
+            where = [start, end - start, _READ_WRITE, kind, file, 0]
             _call(pid, saved, gate, _NR_MMAP, where)
             for one in advice:
                 _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])

@@ -274,6 +274,12 @@ class Monitor:
         with self._client.listen(listener):
             yield Events(listener, self)
 
+    async def reopen(self) -> None:
+        """Connect again, where the connection can have ended without its QEMU (`relayed.py`).
+
+        Raises HostDownError: what relays it does not answer.
+        """
+
     async def close(self) -> None:
         """Disconnect. A QEMU that has quit already is not an error."""
         try:

@@ -30,6 +30,7 @@ from vmckpt.qemu.shapes import FdSet
 
 # Numbers of our descriptor sets. The other program counts its own from 0.
 FIRST_FDSET, MOST_FDSETS = 0x766B_0000, 1 << 16
+_OURS = "vmckpt"
 
 
 class _RelayedError(TypedDict):
@@ -53,6 +54,11 @@ class Relay(Protocol):
         """Have QEMU execute a command, with a descriptor of ours; returns its reply, JSON.
 
         Commands are executed in the order of these calls. Raises HostDownError: no answer.
+        """
+
+    async def reopen(self) -> None:
+        """Relay again, after the other program has ended and was started again. Raises
+        HostDownError: it does not answer; what it raises: it does not relay.
         """
 
     async def close(self) -> None:
@@ -116,7 +122,8 @@ class RelayedMonitor(Monitor):
     async def add_fd(self, fd: int) -> int:
         """See `Monitor`."""
         number = next(self._fdsets)
-        await self._lend(fd, "add-fd", {"fdset-id": number})
+        # libvirt 11.3 crashes at a set without words when it saves the domain.
+        await self._lend(fd, "add-fd", {"fdset-id": number, "opaque": _OURS})
         return number
 
     async def forget_fds(self) -> None:
@@ -160,6 +167,11 @@ class RelayedMonitor(Monitor):
             yield Events(listener, self)
         finally:
             self._listeners.remove(listener)
+
+    async def reopen(self) -> None:
+        """See `Monitor`."""
+        if not self.is_open:
+            await self._relay.reopen()
 
     async def close(self) -> None:
         """End the relay."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from vmckpt.deadlines import retry
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
-from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.migrated import VCPU_TRACE
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import (
@@ -34,10 +33,11 @@ from vmckpt.lease.record import LeaseSpan
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.replicate.arbiter import ARBITER_S, open_arbiter
 from vmckpt.replicate.control import write_last_status
 from vmckpt.replicate.disks.mirrors import drop_mirrors
+from vmckpt.replicate.domains.guest import concluded, give_back, guard_of, operator_monitor
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.operator.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.operator.sides import last_status
@@ -51,7 +51,7 @@ from vmckpt.replicate.request import (
 )
 from vmckpt.replicate.status import PROMOTED, ReplicaStatus, Role
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_home
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Replaced
@@ -61,6 +61,8 @@ POLL_S, CONT_POLLS = 0.1, 1000
 AGAIN_S = 5.0
 # How often to check whether an operator's process waits to do this, or has done it.
 CHECK_S = 0.5
+# How long a libvirtd that ended is waited for.
+LIBVIRTD_S = 60.0
 
 
 async def recover(
@@ -106,17 +108,23 @@ async def abandon(directory: Path) -> None:
     may continue. Raises OperationFailedError when the arbiter does not say whose the term is.
     """
     request = read_request(directory)
+    if request.domain is not None:
+        from vmckpt.replicate.domains.waiting import release_pipes
+
+        await release_pipes(request.standby, request.vm)
     await end_waiting(request.standby, request.vm)
-    vm = await read_vm(request.standby, request.vm)
+    vm = await read_home(request.standby, request.vm)
     if vm is None:
         await give_up_term(request)
     elif await vm.is_alive():
         is_stale = False
-        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        async with operator_monitor(vm) as monitor:
             if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
                 is_stale = not await _runs_again(request, monitor)
-            if not is_stale:
+            if not (is_stale or monitor.is_lent):
                 await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        if not is_stale:
+            await concluded(vm, request.domain)
         if is_stale:
             await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
         else:
@@ -161,7 +169,8 @@ async def _runs_again(request: ReplicationRequest, monitor: Monitor) -> bool:
             break
         if boottime_s() + MARGIN_S < lease.held_until_s:
             await commands.cont(monitor)
-            await commands.announce_self(monitor)
+            if not monitor.is_lent:
+                await commands.announce_self(monitor)
             return True
     found = None
     with suppress(ArbiterDownError, StorageError):
@@ -223,7 +232,7 @@ async def _taken_again(request: ReplicationRequest) -> Lease | None:
 async def _settle(
     request: ReplicationRequest, files: ServiceFiles, *, at_any_rate: bool, is_dead: bool
 ) -> None:
-    vm = await read_vm(request.primary, request.vm)
+    vm = await read_home(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
     if at_any_rate and vm is not None and await _had_no_term(request, vm):
@@ -234,6 +243,7 @@ async def _settle(
         return  # an operator's process handles it
     elif goes_on:
         reason = await _gone_on(vm, files)
+        await give_back(request.primary, request.vm, request.domain)
     else:
         await _end_replaced(request, vm)
         reason = "replaced: the standby has taken over; this QEMU was ended"
@@ -274,11 +284,11 @@ async def _gone_on(vm: Vm | None, files: ServiceFiles) -> str:
     """This side has the term: let the guest run if it is alive here; returns what became of it."""
     if vm is not None:
         await vm.host.remove(vm.directory.claim)
-        for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
+        for process in await vm.host.find_processes("\0".join(await guard_of(vm))):
             await vm.host.kill(process)
         kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
         if await vm.is_alive():
-            await finish(_free(vm, files))
+            await finish(_freed(vm, files))
     if vm is None or not await vm.is_alive():
         return "off: the primary's QEMU died, and the standby did not take over"
     return "alone: the primary's service died, and the standby did not take over"
@@ -411,15 +421,21 @@ async def _is_going_on(request: ReplicationRequest, *, at_any_rate: bool) -> boo
 
 async def _is_at_home(request: ReplicationRequest) -> bool:
     """Whether the standby certainly has the guest; unknown for another machine."""
-    return request.one_machine and await read_vm(request.standby, request.vm) is not None
+    return request.one_machine and await read_home(request.standby, request.vm) is not None
+
+
+async def _freed(vm: Vm, files: ServiceFiles) -> None:
+    """`_free`, also if the libvirtd that has a domain's monitor has to start again first."""
+    again = (HostDownError, OutcomeUnknownError) if vm.qemu.domain else ()
+    await retry(lambda: _free(vm, files), again, every_s=POLL_S, within_s=LIBVIRTD_S)
 
 
 async def _free(vm: Vm, files: ServiceFiles) -> None:
     """Release its output, restore QEMU's settings, and let it run."""
-    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+    async with operator_monitor(vm) as monitor:
         with (
             suppress(VmckptError, OSError),  # one that does not end prevents nothing from running
-            attended(guard_command(vm.qemu), files.guard_log) as tell_guard,
+            attended(await guard_of(vm), files.guard_log) as tell_guard,
         ):
             await drop_mirrors(monitor, tell_guard)
         await HeldOutput(monitor, await holds_output(monitor)).release_all()
@@ -430,5 +446,6 @@ async def _free(vm: Vm, files: ServiceFiles) -> None:
             with suppress(CommandRefusedError):  # QEMU is still ending what the epoch began
                 await commands.cont(monitor)
             await asyncio.sleep(0.005)
-        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-        await commands.trace(monitor, VCPU_TRACE, enabled=True)
+        if not monitor.is_lent:
+            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+            await commands.trace(monitor, VCPU_TRACE, enabled=True)

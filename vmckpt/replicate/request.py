@@ -15,6 +15,7 @@ from vmckpt.hosts.remote.tls import TlsEndpoint
 from vmckpt.lease.rule import acts_for
 from vmckpt.options.replication import SHARED, ReplicationOptions
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.domains.facts import ReplicatedDomain
 from vmckpt.state.documents import Schema
 from vmckpt.vm.paths import file_name
 from vmckpt.vm.record import Platform
@@ -80,7 +81,8 @@ class ReplicationRequest:
 
     `one_machine`: both hosts are on this kernel, so that each side can see and kill the other's
     processes. `qemu_id`: the primary's QEMU. `disks`: the writable ones. `place`: where the standby
-    listens, for the primary only. `identity`: the VM's ("" from an older vmckpt).
+    listens, for the primary only. `identity`: the VM's ("" from an older vmckpt). `domain`: what
+    libvirt has of it, if it is a domain.
     """
 
     run: str
@@ -95,6 +97,7 @@ class ReplicationRequest:
     disks: tuple[CopiedDisk, ...] = ()
     place: TlsEndpoint | None = None
     identity: str = ""
+    domain: ReplicatedDomain | None = None
 
     @property
     def shares_disks(self) -> bool:

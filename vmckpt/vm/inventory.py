@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.deadlines import poll
@@ -86,7 +87,19 @@ class VmStatus(NamedTuple):
 async def read_vm(host: Host, name: str) -> Vm | None:
     """The VM if it is at home on `host`. Raises StorageError, UsageError on damaged files."""
     directory = vm_dir(host.state_dir, name)
-    current, text = await both(host.read_text(directory.current), host.read_text(directory.spec))
+    return await _read(host, name, directory, directory.current)
+
+
+async def read_home(host: Host, name: str) -> Vm | None:
+    """As `read_vm`; or the libvirt domain that is replicated from `host`, or was taken over there,
+    by vmckpt's own record: libvirt says what became of it since.
+    """
+    directory = vm_dir(host.state_dir, name)
+    return await read_vm(host, name) or await _read(host, name, directory, directory.domain)
+
+
+async def _read(host: Host, name: str, directory: VmDir, record: Path) -> Vm | None:
+    current, text = await both(host.read_text(record), host.read_text(directory.spec))
     if current is None or text is None:
         return None
     if is_empty(text):

@@ -30,6 +30,20 @@ class VmDir(NamedTuple):
         return self.path / "vm.json"
 
     @property
+    def domain(self) -> Path:
+        """Which QEMU of a libvirt domain is replicated from here, or was taken over (JSON, as
+        `current`); libvirt has the domain.
+        """
+        return self.path / "domain.json"
+
+    @property
+    def awaited_domain(self) -> Path:
+        """Exists while a QEMU of a libvirt domain waits here for its takeover: what becomes
+        `domain` then.
+        """
+        return self.path / ".domain.json.ready"
+
+    @property
     def journal(self) -> Path:
         """The migration in progress or interrupted (JSON)."""
         return self.path / "migration.json"
@@ -104,7 +118,7 @@ class VmDir(NamedTuple):
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
         replicas = self.gone_replica, self.listed_replica, self.taken_over
-        replicated = self.claim, self.overlays, *replicas
+        replicated = self.domain, self.claim, self.overlays, *replicas
         return self.current, self.identity, self.point, self.saving, self.away, *replicated
 
     def qemu(self, qemu_id: str) -> "QemuDir":

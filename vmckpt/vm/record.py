@@ -50,6 +50,8 @@ class Qemu(NamedTuple):
     private_ram: bool = False
     # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_name`.
     ram_name: str = ""
+    # The UUID of the libvirt domain whose QEMU it is; "": it is no domain's.
+    domain: str = ""
 
     def to_json(self) -> str:
         """The content of vm.json."""
@@ -64,6 +66,8 @@ class Qemu(NamedTuple):
                 "replaces": self.replaces,
                 "private_ram": self.private_ram or None,
                 "memory": None if self.files.is_loose else "directory",
+                "domain": self.domain or None,
+                "ram_name": self.ram_name or None,
             }
         )
 
@@ -79,6 +83,8 @@ class Qemu(NamedTuple):
             found.get("foreign") or False,
             found.get("replaces"),
             found.get("private_ram") or False,
+            found.get("ram_name") or "",
+            found.get("domain") or "",
         )
 
 
@@ -94,6 +100,8 @@ class _VmRecord(TypedDict):
     replaces: NotRequired[Replaced | None]
     private_ram: NotRequired[bool | None]
     memory: NotRequired[str | None]
+    domain: NotRequired[str | None]
+    ram_name: NotRequired[str | None]
 
 
 _SCHEMA = Schema(

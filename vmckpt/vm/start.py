@@ -195,7 +195,7 @@ async def remove_home(host: Host, directory: VmDir) -> None:
 
     Raises HostDownError, StorageError.
     """
-    in_order = directory.overlays_request, directory.current, directory.path
+    in_order = directory.overlays_request, directory.current, directory.domain, directory.path
     # One command: once the VM is not at home here, it may come back.
     done = await host.run(["rm", "-rf", "--", *map(str, in_order)], REMOVE_S)
     if done.returncode:

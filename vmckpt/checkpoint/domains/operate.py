@@ -20,11 +20,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.monitor import TAINT
-
-TAINTED = (
-    f"libvirt marks it as tainted ({TAINT}) until it is off, because vmckpt uses its QEMU's monitor"
-)
+from vmckpt.vm.domains.monitor import TAINTED
 
 
 async def create(

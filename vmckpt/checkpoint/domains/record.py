@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from vmckpt.checkpoint.domains.loading.image_pipe import release
 from vmckpt.checkpoint.domains.loading.missing import see_to_memory
 from vmckpt.checkpoint.domains.settle import AGAIN_S
 from vmckpt.checkpoint.restore.making import proof_of
@@ -34,6 +33,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import DomainState, RunningReason
 from vmckpt.vm.domains.inventory import Domain, as_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.loading.image_pipe import release
 from vmckpt.vm.domains.running import domain_dir
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.lifecycle import owner

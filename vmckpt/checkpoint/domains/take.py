@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from shlex import quote
 
-from vmckpt.checkpoint.domains.guard import guard_words
 from vmckpt.checkpoint.domains.loading.missing import see_to_memory
 from vmckpt.checkpoint.domains.record import settle_restore
 from vmckpt.checkpoint.domains.settle import (
@@ -41,6 +40,7 @@ from vmckpt.qemu.relayed import RelayedMonitor
 from vmckpt.sequence.steps import finish
 from vmckpt.store.open import Access
 from vmckpt.vm.domains.definition.parts import Parts, parts_of
+from vmckpt.vm.domains.guard import guard_words
 from vmckpt.vm.domains.inventory import Domain, held_domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.monitor import domain_monitor
@@ -137,7 +137,10 @@ class _DomainCheckpoint:
         )
         require(found, f"'{domain.name}' cannot have checkpoints while it runs")
         await domain.host.make_dir(vm.qemu.files.path)  # from here on `settle` has work
-        command = [*await domain.host.own_command(), *guard_words(vm, domain.uuid)]
+        command = [
+            *await domain.host.own_command(),
+            *guard_words(vm, domain.uuid, self._directory.saving),
+        ]
         log, mark = vm.qemu.files.path / "guard.log", self._directory.saving
         with attended(command, log, is_needed=mark.exists) as tell_guard:
             async with store_thread(last=self._member.is_grouped) as store_calls:

@@ -1,8 +1,10 @@
-"""Give a process's private memory the content of a file: a page is the file's until it is written.
+"""Give a process's memory the content of a file: of its own, a page is the file's until it is
+written; or shared with it.
 
-So processes that have the same content share its memory. The process itself opens and maps the
-file; for that moment its user may read it, and pass through its directory. The file stays this
-user's: its owner could also write it, and so the memory of all who share it.
+So processes that have the same content share its memory, and a process that writes the file writes
+the other's memory. The process itself opens and maps the file; for that moment its user may read
+it (write it, if it is shared), and pass through its directory. The file stays this user's: its
+owner could also write it, and so the memory of all who have it.
 """
 
 import errno
@@ -25,18 +27,19 @@ _DONTFORK, _DONTDUMP = 10, 16
 # linux/posix_acl_xattr.h: its version, then entries of a tag, a permission and an id.
 _ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
 _OWNER, _USER, _GROUP, _MASK, _OTHERS, _NO_ID = 1, 2, 4, 16, 32, 0xFFFFFFFF
-_READ, _PASS = 4, 1
+_READ, _READ_WRITE, _PASS = 4, 6, 1
 
 
-def give_content(pid: int, ram: "AnonymousRam", path: Path) -> None:
-    """The memory has the content of the file at `path` from now on. Blocking.
+def give_content(pid: int, ram: "AnonymousRam", path: Path, *, shared: bool = False) -> None:
+    """The memory has the content of the file at `path` from now on; if `shared`, it is that file.
+    Blocking.
 
     The file and its directory are this user's and private. Raises OSError: the memory is as it was,
     or the process has ended.
     """
     user = _user_of(pid)
-    words = [str(pid), str(path), str(ram.start), str(ram.size_bytes)]
-    with _allowed(path, user, _READ), _allowed(path.parent, user, _PASS):
+    words = [str(pid), str(path), str(ram.start), str(ram.size_bytes), str(int(shared))]
+    with _allowed(path, user, _READ_WRITE if shared else _READ), _allowed(path.parent, user, _PASS):
         child = subprocess.run(
             [sys.executable, "-I", "-m", "vmckpt.memory.private.from_file", *words],
             stdin=subprocess.DEVNULL,
@@ -77,10 +80,11 @@ def _allowed(path: Path, user: int, permission: int) -> Iterator[None]:
 def main() -> None:
     """Do what the arguments say, answer, end."""
     be_undisturbed()
-    pid, path, start, size_bytes = sys.argv[1:]
+    pid, path, start, size_bytes, shared = sys.argv[1:]
     span = int(start), int(start) + int(size_bytes)
     try:
-        map_there(int(pid), Path(path), span, (_DONTFORK, _DONTDUMP))
+        advice = (_DONTFORK, _DONTDUMP)
+        map_there(int(pid), Path(path), span, advice, shared=shared == "1")
     except OSError as exc:
         answer = f"{exc.errno} {exc.strerror}"
     else:

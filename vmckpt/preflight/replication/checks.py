@@ -70,7 +70,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
         capture.tracking(vm),
         _compared(vm, options.lease_s),
         arbiter_check(vm.host, standby, options),
-        _second_path(vm.host, standby),
+        second_path(vm.host, standby),
     )
 
 
@@ -125,7 +125,8 @@ def _firmware(vm: Vm) -> Iterator[Finding]:
         yield Finding("firmware-variables", REFUSE, reason, remedy)
 
 
-def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
+def second_path(primary: Host, standby: Host) -> Iterator[Finding]:
+    """Whether primary and standby hear each other over two networks."""
     if lacks := lacks_second(primary, standby):
         reason = f"{lacks}: if the connection is lost, neither knows whether the other is alive"
         remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"

@@ -6,6 +6,7 @@ is here, and a cut at that moment is exactly the epoch's.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -49,9 +50,9 @@ class Mirrors:
     """The mirrors of one VM's disks. Without disks it does nothing, and is always ready."""
 
     def __init__(
-        self, monitor: Monitor, sources: Sequence[MirrorSource], socket: Path, events: Events
+        self, monitor: Monitor, sources: Sequence[MirrorSource], path: Path, events: Events
     ) -> None:
-        self._monitor, self._sources, self._socket, self._events = monitor, sources, socket, events
+        self._monitor, self._sources, self._socket, self._events = monitor, sources, path, events
         self._disks = tuple(HelloDisk(source.node, source.size_bytes) for source in sources)
         self._known = {
             at: KnownBlocks(source.size_bytes)
@@ -100,7 +101,7 @@ class Mirrors:
     async def _begin(self) -> None:
         for source in self._sources:
             name = f"{PREFIX}{source.number}"
-            server = {"type": "unix", "path": str(self._socket)}
+            server = await self._server(name)
             options = {"driver": "nbd", "node-name": name, "server": server, "export": name}
             # Not `discard`: QEMU would first zero the whole copy.
             await block.blockdev_add(self._monitor, options)
@@ -108,6 +109,17 @@ class Mirrors:
                 self._monitor, name, source.node, name, 0, write_through=True,
                 sync="top" if source.is_shared else "full",
             )  # fmt: skip
+
+    async def _server(self, name: str) -> dict[str, str]:
+        """Where QEMU finds this process: a lent one need not reach the socket, and gets its
+        connection.
+        """
+        if not self._monitor.is_lent:
+            return {"type": "unix", "path": str(self._socket)}
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self._socket))
+            await self._monitor.give_fd(name, connection.fileno())
+        return {"type": "fd", "str": name}
 
     def end_epoch(self) -> None:
         """With the guest stopped: all that it has written so far belongs to the epoch, see `ended`.
@@ -162,19 +174,19 @@ class Mirrors:
 async def mirrored(
     monitor: Monitor,
     sources: Sequence[MirrorSource],
-    socket: Path,
+    path: Path,
     tell_guard: Callable[[str], None],
     let_in: Callable[[Path], None],
 ) -> AsyncIterator[Mirrors]:
     """Mirrors of the disks, for the block; they are removed from QEMU afterwards.
 
-    `let_in` lets QEMU connect to the socket.
+    `path`: of the socket, to which `let_in` lets QEMU connect.
 
     The guest is paused for a moment at the end, watched by its guard. Raises OSError (no socket at
     that path).
     """
     with monitor.events(_CHANGED, _FAILED) as events:
-        mirrors = Mirrors(monitor, sources, socket, events)
+        mirrors = Mirrors(monitor, sources, path, events)
         exports = {
             f"{PREFIX}{source.number}": _Taken(mirrors, at, source)
             for at, source in enumerate(sources)
@@ -182,9 +194,9 @@ async def mirrored(
         if not sources:
             yield mirrors
             return
-        async with nbd_server.serving(socket, exports):
+        async with nbd_server.serving(path, exports):
             try:
-                let_in(socket)
+                let_in(path)
                 await drop_mirrors(monitor, tell_guard)  # left by a service that was killed
                 yield mirrors
             finally:

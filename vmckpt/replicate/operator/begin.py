@@ -1,8 +1,10 @@
 """The operator's side of `start`: run both services until the standby could take over."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
@@ -46,17 +48,29 @@ from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import save_to
 from vmckpt.units import format_size
 from vmckpt.vm.identity import hand_over, identity_of
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_home
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
+
+if TYPE_CHECKING:
+    from vmckpt.replicate.domains.described import DescribedDomain
 
 # A guest that writes this share of the link's rate leaves no room for a busier moment.
 NEAR = 0.8
 ROOM_BYTES = 16 << 10
+# How a host begins to protect a VM, in the run of that id.
+Begin = Callable[[Host, ReplicationOptions, str], Awaitable[ReplicationOutcome]]
 
 
-async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) -> ReplicationOutcome:
-    """Have `standby` protect the VM; returns the primary's status once it does.
+async def start(
+    vm: Vm,
+    standby: Host,
+    options: ReplicationOptions,
+    run: str,
+    described: "DescribedDomain | None" = None,
+) -> ReplicationOutcome:
+    """Have `standby` protect the VM; returns the primary's status once it does. `described`: what
+    its host says of a libvirt domain.
 
     Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM
     still runs where it was, unprotected), HostDownError, BusyError (another command starts one).
@@ -67,11 +81,17 @@ async def start(vm: Vm, standby: Host, options: ReplicationOptions, run: str) ->
     # Two would write to the same files, and a failure of one would end what the other has started.
     lock = ServiceFiles.of(vm.host, vm.name).beginning
     async with vm.host.lock(lock, owner("replicate start", run)):
-        return await _begun(vm, standby, options, run, one_machine=one_machine)
+        return await _begun(vm, standby, options, run, described, one_machine=one_machine)
 
 
 async def _begun(
-    vm: Vm, standby: Host, options: ReplicationOptions, run: str, *, one_machine: bool
+    vm: Vm,
+    standby: Host,
+    options: ReplicationOptions,
+    run: str,
+    described: "DescribedDomain | None",
+    *,
+    one_machine: bool,
 ) -> ReplicationOutcome:
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
@@ -79,7 +99,13 @@ async def _begun(
     if await vm.host.exists(vm.directory.overlays_request):
         await _require_new(vm, standby)
         await commit_overlays_on(vm.name, all_hosts())
-    checks = await check(vm, standby, options)
+    if described is None:
+        checks = await check(vm, standby, options)
+    else:
+        from vmckpt.replicate.domains.describing import check_domain, forget_gone
+
+        await forget_gone(standby, vm)
+        checks = await check_domain(vm, standby, options, described)
     require(checks, f"'{vm.name}' cannot be replicated to {standby.name}")
     await _require_new(vm, standby)
     request = ReplicationRequest(
@@ -92,16 +118,18 @@ async def _begun(
         options=options,
         one_machine=one_machine,
         qemu_id=vm.qemu.files.qemu_id,
-        disks=await _copied_disks(vm),
-        identity=await identity_of(vm.host, vm.directory),
+        disks=await _copied_disks(vm) if described is None else described.disks,
+        identity=vm.qemu.domain or await identity_of(vm.host, vm.directory),
+        domain=None if described is None else described.domain,
     )
     ours, theirs = ServiceFiles.of(vm.host, vm.name), ServiceFiles.of(standby, vm.name)
     try:
         await _write(standby, theirs, request)
         endpoint = await have_listen(standby, theirs.path, ("replica", "standby"))
-        await _require_same(vm, standby)
-        # And its last checkpoint: none is taken while it is protected.
-        await hand_over(vm.host, vm.directory, standby)
+        if described is None:  # libvirt itself compares the two machines
+            await _require_same(vm, standby)
+            # And its last checkpoint: none is taken while it is protected.
+            await hand_over(vm.host, vm.directory, standby)
         await _write(vm.host, ours, replace(request, place=endpoint))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)
@@ -286,4 +314,4 @@ async def _took_over(standby: Host, name: str) -> bool:
     """Whether the VM is, or was, at home with a standby that has ended."""
     ended = await last_status(standby, ServiceFiles.of(standby, name))
     has_word = ended is not None and ended.state == PROMOTED
-    return has_word or await read_vm(standby, name) is not None
+    return has_word or await read_home(standby, name) is not None

@@ -4,12 +4,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.sockets.guest_silence import guest_silence
 from vmckpt.options.replication import ReplicationOptions
-from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.begin import Begin, start
 from vmckpt.replicate.operator.operate import failover
 from vmckpt.replicate.operator.sides import sides
 from vmckpt.replicate.request import REQUEST, ServiceFiles
@@ -19,10 +20,16 @@ from vmckpt.vm.inventory import Vm
 
 
 async def failback(
-    vm: Vm, destination: Host, options: ReplicationOptions, run: str, hosts: Iterable[Host]
+    vm: Vm,
+    destination: Host,
+    options: ReplicationOptions,
+    run: str,
+    hosts: Iterable[Host],
+    *,
+    begin: Begin | None = None,
 ) -> ReplicationOutcome:
-    """Have `destination` protect the VM and then take it over; returns the status of
-    `destination`'s side.
+    """Have `destination` protect the VM, by `begin` if libvirt has it, and then take it over;
+    returns the status of `destination`'s side.
 
     If `destination` already protects it, it only takes over. Raises as `start` and `failover` do:
     the VM runs where it was, or on `destination`, or a standby may take it over, as the error says.
@@ -36,7 +43,8 @@ async def failback(
         )
     known, notes = tuple(hosts), list[str]()
     if not await _is_protected_by(destination, vm.name, known):
-        notes += (await start(vm, destination, options, run)).warnings
+        begun = begin or partial(start, vm)
+        notes += (await begun(destination, options, run)).warnings
     began_s = time.monotonic()
     outcome = await failover(vm.name, known)
     ended_s = time.monotonic()

@@ -4,27 +4,32 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import all_hosts
 from vmckpt.options.replication import ReplicationOptions
-from vmckpt.replicate.operator.begin import start
+from vmckpt.replicate.operator.begin import Begin, start
 from vmckpt.replicate.operator.keeping import DailyWindow, KeepingMove, KeepingView, decide
 from vmckpt.replicate.operator.leftover_copies import CopiesFate
 from vmckpt.replicate.operator.operate import home_besides_stale
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.status import DEAD
-from vmckpt.vm.inventory import Vm, homes
+from vmckpt.vm.inventory import read_home
+
+if TYPE_CHECKING:
+    from vmckpt.vm.domains.inventory import Domain
 
 CHECK_S = 5.0
 # The delay after a failure; doubled after each further one.
 AGAIN_S, LONGEST_S = 10.0, 300.0
 
-OptionsOf = Callable[[Vm, Host], ReplicationOptions]
+# The options of a replication from the first host to the second.
+OptionsOf = Callable[[Host, Host], ReplicationOptions]
 Tell = Callable[[str, str], None]
 
 
@@ -62,7 +67,7 @@ async def keep(
                 standby, tried = next(host for host in hosts if host.name == reason), reason
                 if is_cut_off:
                     await stop(name, _and_all(hosts), CopiesFate.KEEP)
-                await start(vm, standby, options_of(vm, standby), new_run())
+                await vm.begin(standby, options_of(vm.host, standby), new_run())
                 failures.clear()
                 tell("protected", f"{name} on {vm.host.name} is protected by {reason}")
             elif move is KeepingMove.FREE:
@@ -97,7 +102,7 @@ class _Seen(NamedTuple):
     """
 
     move: KeepingMove
-    vm: Vm | None
+    vm: "_KeptHome | None"
     reason: str
     is_cut_off: bool
 
@@ -105,10 +110,8 @@ class _Seen(NamedTuple):
 async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None) -> _Seen:
     up = await ask_every(hosts, _name_if_up)
     reached = [host for host in hosts if host.name in up.given]
-    found = await homes(name, reached)
-    if len(found) > 1 and (at_home := await home_besides_stale(name, reached)) is not None:
-        found = [at_home[0]]
-    alive = [vm for vm in found if await vm.is_alive()]
+    found = await _homes(name, reached)
+    alive = [home for home in found if home.is_alive]
     if len(reached) == len(hosts) and not found:
         raise NotFoundError(
             f"there is no VM '{name}'",
@@ -131,7 +134,41 @@ async def _inspect(name: str, hosts: Sequence[Host], window: DailyWindow | None)
     return _Seen(move, vm, reason, is_cut_off)
 
 
-def _are_killed(known: Iterable[ReplicaSide], home: Vm) -> bool:
+class _KeptHome(NamedTuple):
+    """A host that has the VM; `begin` protects it from there."""
+
+    host: Host
+    is_alive: bool
+    begin: Begin
+
+
+async def _homes(name: str, hosts: Sequence[Host]) -> list[_KeptHome]:
+    """Those of its homes that are not known to be stale. Of a domain, libvirt says where it runs,
+    and records of its replication where it was last, if it runs nowhere.
+    """
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
+    found = [vm for vm in answers.given if vm is not None]
+    if len(found) > 1 and (at_home := await home_besides_stale(name, hosts)) is not None:
+        found = [at_home[0]]
+    own = [vm for vm in found if not vm.qemu.domain]
+    if not own and (domain := await _domain(name, hosts)) is not None:
+        from vmckpt.replicate.domains.describing import start_domain
+
+        if domain.runs or not found:
+            return [_KeptHome(domain.host, domain.runs, partial(start_domain, domain))]
+    return [_KeptHome(vm.host, await vm.is_alive(), partial(start, vm)) for vm in own or found]
+
+
+async def _domain(name: str, hosts: Iterable[Host]) -> "Domain | None":
+    with_libvirt = [host for host in hosts if host.libvirt is not None]
+    if not with_libvirt:
+        return None
+    from vmckpt.vm.domains.inventory import find_domain
+
+    return await find_domain(name, with_libvirt)
+
+
+def _are_killed(known: Iterable[ReplicaSide], home: _KeptHome) -> bool:
     """Whether the service of the primary at home there was killed, and all others have ended.
 
     One that is frozen may go on: then its standby takes over.

@@ -1,5 +1,7 @@
 """Removes what a replication leaves on a host that no longer needs it."""
 
+from contextlib import suppress
+
 from vmckpt.deadlines import retry
 from vmckpt.errors import (
     BusyError,
@@ -10,9 +12,10 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.primary.claim import was_given_term, was_protected_by
-from vmckpt.replicate.request import ServiceFiles, release_mark
+from vmckpt.replicate.request import REQUEST, ServiceFiles, release_mark
+from vmckpt.state.documents import load_from
 from vmckpt.vm.disks.superseded import note_superseded
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_home
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec.spec import parse_spec
@@ -42,7 +45,7 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     stay, recorded as leftovers: the next protection reuses them, a migration replaces them. Raises
     HostDownError, StaleHomeStaysError.
     """
-    stale = await read_vm(host, name)
+    stale = await read_home(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
     try:
@@ -69,7 +72,7 @@ async def _is_there(host: Host, stale: Vm) -> bool:
 
     While this command was suspended another may have removed it, and the VM may be back.
     """
-    now = await read_vm(host, stale.name)
+    now = await read_home(host, stale.name)
     return now is not None and now.qemu.files.qemu_id == stale.qemu.files.qemu_id
 
 
@@ -89,7 +92,7 @@ async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: Host) 
     the arbiter gave it the term since, or is asked to; a takeover without the arbiter counts all
     the same.
     """
-    stale = await read_vm(host, name)
+    stale = await read_home(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return True
     if not await was_protected_by(stale, standby.name) or await _is_given_term(stale):
@@ -128,6 +131,15 @@ async def remove_replaced(vm: Vm, host: Host) -> None:
         await remove_taken_over(host, vm.name, vm.qemu.replaces.qemu_id, vm.host)
 
 
+async def _domain_awaited(host: Host, name: str) -> str | None:
+    """The UUID of the domain for which a standby waited there; None: it was no domain."""
+    with suppress(StorageError):  # of another version
+        request = await load_from(host, ServiceFiles.of(host, name).request, REQUEST)
+        if request is not None and request.domain is not None and request.standby.name == host.name:
+            return request.domain.uuid
+    return None
+
+
 async def end_waiting(host: Host, name: str) -> None:
     """End the QEMU that a standby's service left waiting when it was killed.
 
@@ -138,8 +150,12 @@ async def end_waiting(host: Host, name: str) -> None:
     async def end() -> None:
         async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
             text = await host.read_text(directory.spec)
-            if text is None or await host.exists(directory.current):
+            if text is None or await read_home(host, name) is not None:
                 return  # there is none, or the VM is at home there
+            if (uuid := await _domain_awaited(host, name)) is not None:
+                from vmckpt.replicate.domains.waiting import end_waiting_domain
+
+                await end_waiting_domain(host, name, uuid)
             spec = parse_spec(text, str(directory.spec), directory.path)
             await sweep(host, spec, directory, None)
             await host.remove(directory.path)

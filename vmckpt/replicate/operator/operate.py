@@ -40,7 +40,7 @@ from vmckpt.replicate.primary.claim import (
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import COPYING, DEAD, PROMOTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.vm.identity import read_identity
-from vmckpt.vm.inventory import Vm, inspect, read_vm
+from vmckpt.vm.inventory import Vm, inspect, read_home
 from vmckpt.vm.record import Replaced
 
 
@@ -73,13 +73,13 @@ async def failover(
 
 async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
     """Whether the guest is at home with a standby whose service died during the takeover."""
-    home = None if standby.answers else await read_vm(standby.host, name)
+    home = None if standby.answers else await read_home(standby.host, name)
     return home is not None and await is_as_taken_over(home)
 
 
 async def _runs_by_now(standby: Host, name: str) -> bool:
     """Whether the guest, which the standby could not resume, was started there since."""
-    home = await read_vm(standby, name)
+    home = await read_home(standby, name)
     return home is not None and (await inspect(home)).state == "running"
 
 
@@ -113,7 +113,7 @@ async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:
 
 async def _is_at_home(name: str, promoted: ReplicaSide) -> bool:
     """Whether the guest is still where that standby took it over; if not, it has moved since."""
-    home = await read_vm(promoted.host, name)
+    home = await read_home(promoted.host, name)
     return home is not None and home.qemu.files.qemu_id == promoted.status.qemu_id
 
 
@@ -169,7 +169,7 @@ async def _take_alone(name: str, standby: ReplicaSide, hosts: Iterable[Host]) ->
     files, primary = ServiceFiles.of(standby.host, name), standby.status.primary
     for host in hosts:
         with suppress(HostDownError):
-            home, status = await read_vm(host, name), await side_of(host, name)
+            home, status = await read_home(host, name), await side_of(host, name)
             is_newer = status is not None and host.name == primary and status.status.is_settled
             if host.name == standby.host.name or not (
                 is_newer or (home is not None and await home.is_alive())
@@ -223,7 +223,7 @@ async def home_besides_stale(name: str, hosts: Iterable[Host]) -> tuple[Vm, str]
             return None
     except StaleHomeStaysError as exc:
         stays, why = exc.host_name, str(exc)
-    answers = await ask_every(all_hosts, lambda host: read_vm(host, name))
+    answers = await ask_every(all_hosts, lambda host: read_home(host, name))
     homes = [vm for vm in answers.given if vm is not None and vm.host.name != stays]
     return (homes[0], why) if len(homes) == 1 else None
 
@@ -249,7 +249,7 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
 
 async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
     """Like `settle`, from what a VM's home says that it replaced, with or without services."""
-    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     for vm in homes:
         for other in homes:
@@ -268,7 +268,7 @@ async def _settled_by_claims(name: str, hosts: Iterable[Host]) -> bool:
     restored. If all homes lost their term they are left, since one of them may be the newest.
     Raises HostDownError when the arbiter does not answer, UsageError when an identity is damaged.
     """
-    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) < 2:
         return False

@@ -19,6 +19,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
+from vmckpt.replicate.domains.guest import return_to_libvirt
 from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import StaleHomeStaysError, end_waiting
@@ -37,7 +38,7 @@ from vmckpt.replicate.operator.terms import give_up_term, take_back_term
 from vmckpt.replicate.primary.claim import ClaimAnswer, ask_about, drop_claim, refused
 from vmckpt.replicate.request import ServiceFiles
 from vmckpt.replicate.status import DEAD, PROMOTED, ReplicaStatus, Role
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, read_home
 
 
 async def stop(
@@ -95,6 +96,7 @@ async def stop(
         await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         if side.host.name not in (asking, stays):
+            await return_to_libvirt(side.host, name, hosts)
             await _forget(name, side)
     return last
 
@@ -135,7 +137,7 @@ class _RefusedFor(NamedTuple):
 
 async def _refused_for(name: str, hosts: Iterable[Host]) -> _RefusedFor | None:
     """None unless one host has the VM, and no standby was to have what is there."""
-    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) != 1 or await homes[0].host.exists(homes[0].directory.claim):
         return None
@@ -168,7 +170,7 @@ async def _is_alive_at_primary(name: str, found: Iterable[ReplicaSide]) -> bool:
     """
     for side in found:
         if side.status.is_primary and side.status.state == DEAD:
-            vm = await read_vm(side.host, name)
+            vm = await read_home(side.host, name)
             if vm is not None and await vm.is_alive():
                 return True
     return False
@@ -185,7 +187,7 @@ async def _require_no_other_home(
     for side in found:
         if not side.status.is_primary or not side.status.has_left:
             continue
-        vm, standby = await read_vm(side.host, name), known.get(str(side.status.standby))
+        vm, standby = await read_home(side.host, name), known.get(str(side.status.standby))
         if vm is None or (standby is not None and await _answers(standby)):
             continue
         answer = await ask_about(vm)
@@ -201,7 +203,7 @@ async def _require_no_other_home(
 
 async def _homes_but(name: str, host: str, hosts: Iterable[Host]) -> Answers[str]:
     """Which other hosts have the VM at home; `silent`: why some do not say."""
-    answers = await ask_every(hosts, lambda one: read_vm(one, name))
+    answers = await ask_every(hosts, lambda one: read_home(one, name))
     given = [vm.host.name for vm in answers.given if vm is not None and vm.host.name != host]
     return Answers(given, answers.silent, answers.unanswered)
 
@@ -217,7 +219,7 @@ async def _require_may_run(
     stay, and it asks the arbiter with them before each start. If that host is declared dead, they
     stay if the arbiter says that this one has the term. Returns that home's host, or "".
     """
-    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    answers = await ask_every(hosts, lambda host: read_home(host, name))
     homes = [vm for vm in answers.given if vm is not None]
     if len(homes) > 1:
         raise RefusedError(
@@ -410,7 +412,7 @@ async def _settle_term(
         if side.status.is_primary:
             continue
         await end_waiting(side.host, name)
-        is_home = await read_vm(side.host, name) is not None
+        is_home = await read_home(side.host, name) is not None
         is_taken = status is not None and status.state == PROMOTED
         # If another host has the guest that was here, do not take the term for its old primary.
         is_passed_on = bool({*homes.given} - old - {side.host.name, side.status.primary})
@@ -428,7 +430,7 @@ async def _settle_term(
         is_elsewhere = any(home != side.host.name for home in homes.given)
         if not _is_left(status) or is_elsewhere or side.status.run in taken:
             continue
-        if await read_vm(side.host, name) is None:
+        if await read_home(side.host, name) is None:
             continue  # nothing here could run: the term stays with the host that has it
         is_gone = await _is_nowhere_else(
             name, side, hosts, is_dead=standby_is_dead, has_arbiter=not failed

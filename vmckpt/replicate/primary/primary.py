@@ -16,7 +16,6 @@ from pathlib import Path
 
 from vmckpt.deadlines import poll
 from vmckpt.epoch.capture import Capture, capturing
-from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.epoch.ram import require_ram
 from vmckpt.epoch.senders import senders
@@ -35,13 +34,20 @@ from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.preflight.finding import ask, require
 from vmckpt.preflight.replication.checks import runs
 from vmckpt.preflight.replication.memory import primary_bytes
-from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import MirrorSource, mirrored
 from vmckpt.replicate.disks.overlays import add_overlays
+from vmckpt.replicate.domains.guest import (
+    give_back,
+    guard_of,
+    operator_monitor,
+    record_home,
+    take_charge,
+)
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
@@ -90,9 +96,10 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             host.lock(lock, owner(action, request.run, stop_command(request.vm)))
         )
         vm = await _vm_of(request)
+        undo = await _recorded(stack, vm, request)
         await stack.enter_async_context(_with_memory(vm, request))
         pidfd = stack.enter_context(_pidfd(vm))
-        tell_guard = stack.enter_context(_guarded(vm, files))
+        tell_guard = stack.enter_context(_guarded(await guard_of(vm), files))
         await require_right(vm)
         lease, dead = await _entitled(request, vm)
         keeper = TermKeeper(lease, tell_guard)
@@ -104,15 +111,14 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         unprotected.callback(vm.directory.claim.unlink, missing_ok=True)
         recovery = [*own_command, "replica", "recover", str(directory)]
         stack.enter_context(armed(recovery, files.recovery_log))
+        await take_charge(vm, request.domain)
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
         second = await stack.enter_async_context(
             second_path(request, Sender.PRIMARY, _endpoint(request).token)
         )
         welcome = await _greet(channel, request, vm, second)
-        monitor = await stack.enter_async_context(
-            session(await host.connect(vm.qemu.files.operator), request.vm)
-        )
+        monitor = await stack.enter_async_context(operator_monitor(vm))
         held = await senders(vm, monitor) if request.options.holds_output else []
         output = HeldOutput(monitor, held)
         capture = await stack.enter_async_context(await _capturing(vm, monitor, output))
@@ -130,7 +136,19 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         unprotected.pop_all()  # from here on, how the protection ends decides about the claim
         # A host that shuts down sends this to all processes, QEMU included.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
-        await protection.run()
+        try:
+            await protection.run()
+        finally:
+            if not protection.is_settled:  # another host has the guest, or may have it
+                undo.pop_all()
+
+
+async def _recorded(stack: AsyncExitStack, vm: Vm, request: ReplicationRequest) -> AsyncExitStack:
+    """Record a domain as this host's; libvirt has it again in the end, unless that is forgotten."""
+    undo = await stack.enter_async_context(AsyncExitStack())
+    undo.push_async_callback(give_back, vm.host, vm.name, request.domain)
+    await record_home(vm, request.domain)
+    return undo
 
 
 async def _capturing(
@@ -148,11 +166,15 @@ async def _vm_of(request: ReplicationRequest) -> Vm:
     """The VM, still run by the QEMU that is to be protected; no user has paused it since `start`
     checked. Raises NotFoundError, RefusedError.
     """
+    if request.domain is not None:
+        from vmckpt.replicate.domains.described import domain_of
+
+        return await domain_of(request.primary, request.domain, request.qemu_id)
     found = await require_at_home(request.primary, request.vm)
     vm = await read_again(found, runs_again=False)  # `require_right` asks the arbiter
     _require_same_qemu(request, vm)
     if await vm.is_alive():
-        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        async with operator_monitor(vm) as monitor:
             require(await ask(runs(vm, monitor)), f"'{vm.name}' cannot be protected")
     return vm
 
@@ -255,12 +277,12 @@ async def _entitled(request: ReplicationRequest, vm: Vm) -> tuple[Lease, Holding
 
 
 @contextmanager
-def _guarded(vm: Vm, files: ServiceFiles) -> Iterator[Callable[[str], None]]:
+def _guarded(command: list[str], files: ServiceFiles) -> Iterator[Callable[[str], None]]:
     """A guard beside the VM for the block; the returned function sends it lines.
 
     It raises OSError with the last output of a guard that has died.
     """
-    with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
+    with attended(command, files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 
         def show(line: str) -> None:
             try:

@@ -18,7 +18,7 @@ from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, Events, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_status
 from vmckpt.replicate.paths import SecondPath
@@ -28,7 +28,7 @@ from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
 from vmckpt.replicate.status import COPYING, PROTECTED, ReplicaStatus, Role
 from vmckpt.sequence.steps import to_the_end
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import read_home
 
 POLL_S = 0.02
 # How often to check whether the guest must stop, and QEMU's time to answer then.
@@ -37,6 +37,8 @@ STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
 DYING_S = 2.0
 # A standby that has the term reports within this time whether it can run the guest.
 TAKING_S = 20.0
+# How long a libvirtd that ended is waited for, before the standby gets the guest.
+LIBVIRTD_S = 20.0
 
 
 class ProtectionEnding(Enum):
@@ -159,12 +161,16 @@ class Protection:
     @asynccontextmanager
     async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
         """Receive, send heartbeats and keep the lease, for the block."""
-        work = (
+        work = [
             self._stream.receive(),
             self._stream.beat(),
             self._keeper.keep(),
             self._stop_without_right(),
-        )
+        ]
+        if (domain := self._request.domain) is not None:
+            from vmckpt.replicate.domains.described import until_changed
+
+            work.append(until_changed(self._vm.host, domain))
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             yield tasks
@@ -210,7 +216,10 @@ class Protection:
             loop.remove_reader(self._handles.pidfd)
 
     async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
-        with self._monitor.events("SHUTDOWN") as shutdowns:
+        with (
+            self._monitor.events("SHUTDOWN") as shutdowns,
+            self._monitor.events("MIGRATION") as moves,
+        ):
             try:
                 await self._epochs.copy(self._require_wanted)
                 await self._handles.output.hold()
@@ -218,6 +227,8 @@ class Protection:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
                     _require_at_work(background)
+                    if self._monitor.is_lent:
+                        _require_its_own(moves)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._requested is ProtectionEnding.YOURS:
@@ -228,8 +239,13 @@ class Protection:
                     if isinstance(exc, OSError):
                         raise
                     raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
+                if await self._was_libvirtds(exc):
+                    raise StandbyLostError(f"libvirtd ended or was restarted: {exc}") from exc
                 reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
-                return await self._qemu_gone(is_off=any(data["guest"] for data in reasons))
+                is_off = any(data["guest"] for data in reasons)
+                if self._monitor.is_lent and _has_moved(moves):
+                    self._why, is_off = "libvirt has saved or migrated it", True
+                return await self._qemu_gone(is_off=is_off)
 
     async def _is_qemus_end(self, exc: Exception) -> bool:
         """Whether its QEMU has died, whatever was noticed first.
@@ -241,6 +257,21 @@ class Protection:
         if isinstance(exc, HostDownError):  # the standby has died
             return False
         return await self._is_dying()
+
+    async def _was_libvirtds(self, exc: Exception) -> bool:
+        """Whether only the libvirtd ended that has the guest's monitor, and is back: the guest is
+        well. One that is not back in time leaves a guest that nothing here can control.
+        """
+        if not self._monitor.is_lent or isinstance(exc, OSError) or self._monitor.is_open:
+            return False
+        until_s = time.monotonic() + LIBVIRTD_S
+        while self._qemu_lives() and time.monotonic() < until_s:
+            with suppress(VmckptError):
+                await self._monitor.reopen()
+                await commands.query_status(self._monitor, STOP_ANSWER_S)
+                return self._qemu_lives()
+            await asyncio.sleep(RETRY_S)
+        return False
 
     async def _is_dying(self) -> bool:
         """Whether its QEMU has ended, or will in a moment; its last message has arrived by then."""
@@ -324,7 +355,7 @@ class Protection:
     async def _is_at_home_there(self) -> bool:
         """Whether the standby certainly has the guest; on another machine only it can say so."""
         request = self._request
-        return request.one_machine and await read_vm(request.standby, request.vm) is not None
+        return request.one_machine and await read_home(request.standby, request.vm) is not None
 
     async def _go_on_here(self) -> ProtectionEnding:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
@@ -404,7 +435,9 @@ class Protection:
         self._keeper.free()
         self._handles.mirrors.intake.drop()
         while self._qemu_lives():
-            with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
+            # It is stuck, or ending; or the libvirtd that has its monitor is.
+            with suppress(MonitorLostError, OutcomeUnknownError, HostDownError):
+                await self._monitor.reopen()
                 await self._handles.output.release_all()
                 if await self._runs_by_now():
                     return
@@ -418,6 +451,11 @@ class Protection:
             state = await commands.query_status(self._monitor)
             return state.status not in STOPPED_FOR_AN_EPOCH
         return True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has ended, and the guest is here or off: no replica has it."""
+        return self._ending is not None and self._ending.is_settled
 
     def hand_over(self) -> None:
         """Have the standby take the guest over: this host goes down (SIGTERM)."""
@@ -486,6 +524,19 @@ class Protection:
         if self._is_ending:
             return "alone"
         return PROTECTED if self._epochs.is_safe else COPYING
+
+
+def _require_its_own(moves: Events) -> None:
+    """Raises StandbyLostError if a QEMU that is libvirt's begins to send its guest elsewhere."""
+    data: list[Any] = [event["data"] for event in moves.drain()]
+    if {one["status"] for one in data} - {"none", "failed", "cancelled"}:
+        raise StandbyLostError("libvirt saves or migrates the domain")
+
+
+def _has_moved(moves: Events) -> bool:
+    """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
+    data: list[Any] = [event["data"] for event in moves.drain()]
+    return any(one["status"] == "completed" for one in data)
 
 
 def _require_at_work(background: list["asyncio.Task[None]"]) -> None:

@@ -48,16 +48,15 @@ from vmckpt.replicate.standby.following import Following
 from vmckpt.replicate.standby.replica import Replica, replica_in
 from vmckpt.replicate.standby.takeover import TICK_S, TakeOver
 from vmckpt.replicate.standby.trial import try_means
-from vmckpt.replicate.standby.warm import Warm
+from vmckpt.replicate.standby.waiting import WaitingGuest, start_waiting
 from vmckpt.replicate.status import COPYING, PROMOTED, ReplicaStatus, Role
 from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import read_home
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
-from vmckpt.vm.record import Replaced
 from vmckpt.vm.spec.spec import parse_spec
 from vmckpt.vm.start import sweep
 
@@ -77,7 +76,7 @@ async def serve_standby(directory: Path) -> None:
         await stack.enter_async_context(
             host.lock(lock, owner(action, request.run, stop_command(request.vm)))
         )
-        if await read_vm(host, request.vm):
+        if await read_home(host, request.vm):
             raise RefusedError(
                 f"{host.name} has a VM '{request.vm}' already",
                 why="the standby of a VM is another host",
@@ -104,8 +103,7 @@ async def serve_standby(directory: Path) -> None:
         prepare(own, request.vm, request.run, request.identity)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
-        replaced = Replaced(request.primary.name, request.qemu_id)
-        warm = await Warm.start(host, spec, request.platform, replaced)
+        warm = await start_waiting(host, spec, request)
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
@@ -129,7 +127,11 @@ class Standby:
     """One standby, from its first connection to its end."""
 
     def __init__(
-        self, request: ReplicationRequest, files: ServiceFiles, warm: Warm, copies: Sequence[Path]
+        self,
+        request: ReplicationRequest,
+        files: ServiceFiles,
+        warm: WaitingGuest,
+        copies: Sequence[Path],
     ) -> None:
         self._request, self._files, self._warm, self._copies = request, files, warm, copies
         self.name = request.replica
@@ -323,12 +325,20 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
+        await self._conclude()
         request, primary = self._request, self._request.primary
         if request.one_machine:
             await remove_stale_home(primary, request.vm, request.qemu_id)
             await primary.remove(ServiceFiles.of(primary, request.vm).path)
         with suppress(StorageError):  # the guest gets the error when it next flushes
             await replica.disks.flush()
+
+    async def _conclude(self) -> None:
+        """Do what remains for a guest that runs here; what could not be done is reported."""
+        try:
+            await self._warm.conclude()
+        except VmckptError as exc:
+            self._why += f"; {exc.what}: {exc.why}; {exc.remedy}"
 
     async def _was_replaced(self) -> bool:
         """Whether the arbiter shows another's term, after a load that outlasted the lease.

@@ -32,7 +32,7 @@ _FD_NAME = "vmckpt-state"
 
 
 class Warm:
-    """A QEMU that waits for the guest. Its NICs are plugged in: it sends nothing before it runs."""
+    """A `WaitingGuest` of vmckpt's own. Its NICs are plugged in: it sends nothing."""
 
     def __init__(
         self, host: LocalHost, spec: Spec, qemu: Qemu, monitor: Monitor, writer: int
@@ -122,6 +122,9 @@ class Warm:
         await commands.announce_self(self._monitor)
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(self._monitor, {"x-ignore-shared": False})
+
+    async def conclude(self) -> None:
+        """Nothing remains."""
 
     async def close(self) -> None:
         """Disconnect; what QEMU is doing continues."""

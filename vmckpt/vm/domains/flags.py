@@ -63,6 +63,7 @@ class ErrorCode(IntEnum):
     RPC = 39
     NO_DOMAIN = 42
     AUTH_FAILED = 45
+    OPERATION_INVALID = 55
     OPERATION_TIMEOUT = 68  # another job holds the domain's lock
     AUTH_CANCELLED = 79
     AGENT_UNRESPONSIVE = 86

@@ -14,17 +14,23 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import RefusedError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.installing import Need, advice_here
 from vmckpt.qemu.monitor import Json
 from vmckpt.qemu.relayed import Receive, RelayedMonitor
 from vmckpt.state.durable import storage_errors
 from vmckpt.vm.domains.connection import LibvirtConnection, is_installed
-from vmckpt.vm.domains.flags import DomainState
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import DomainState, ErrorCode
 
 DONE = '{"return": {}}'
 TAINT = "custom-monitor"
+TAINTED = (
+    f"libvirt marks it as tainted ({TAINT}) until it is off, because vmckpt uses its QEMU's monitor"
+)
+# libvirt's word for a domain that is off.
+_NOT_RUNNING = "not running"
 
 
 class DomainRelay(LibvirtConnection):
@@ -34,6 +40,7 @@ class DomainRelay(LibvirtConnection):
         super().__init__(uri, host)
         self._uuid, self._mark = uuid, pause_mark
         self._events: int | None = None
+        self._receive: Receive | None = None
         self._handle: Any = None
 
     @property
@@ -49,12 +56,24 @@ class DomainRelay(LibvirtConnection):
         self, command: str, arguments: Json | None, fd: int | None, timeout_s: float | None
     ) -> str:
         """See `Relay`."""
-        if command == "stop":
-            await self.pause(timeout_s)
-            return DONE
-        if command == "cont":
-            await self.resume(timeout_s)
-            return DONE
+        try:
+            if command == "stop":
+                await self.pause(timeout_s)
+            elif command == "cont":
+                await self.resume(timeout_s)
+            else:
+                return await self._execute(command, arguments, fd, timeout_s)
+        except NotFoundError as exc:  # a transient domain goes with its QEMU
+            raise _ended(exc) from exc
+        except LibvirtRefusedError as exc:
+            if exc.code == ErrorCode.OPERATION_INVALID and _NOT_RUNNING in exc.why:
+                raise _ended(exc) from exc
+            raise
+        return DONE
+
+    async def _execute(
+        self, command: str, arguments: Json | None, fd: int | None, timeout_s: float | None
+    ) -> str:
         words = json.dumps({"execute": command, "arguments": arguments or {}})
         files = [] if fd is None else [fd]
 
@@ -91,7 +110,7 @@ class DomainRelay(LibvirtConnection):
 
     async def subscribe(self, receive: Receive) -> None:
         """Have `receive` called, in this thread, with the name and data of QEMU's events."""
-        loop = asyncio.get_running_loop()
+        loop, self._receive = asyncio.get_running_loop(), receive
 
         def told(_c: Any, _d: Any, name: str, _s: int, _us: int, data: str, _: None) -> None:
             with suppress(RuntimeError):  # the event loop has closed meanwhile
@@ -104,6 +123,13 @@ class DomainRelay(LibvirtConnection):
             return int(register(self._connection, self._domain(), None, told, None))
 
         self._events = await self._ask("report its QEMU's events", work)
+
+    async def reopen(self) -> None:
+        """See `Relay`."""
+        self._handle = self._events = None
+        await self.open()
+        if self._receive is not None:
+            await self.subscribe(self._receive)
 
     async def close(self) -> None:
         """Close the session."""
@@ -122,6 +148,11 @@ class DomainRelay(LibvirtConnection):
         return self._handle
 
 
+def _ended(exc: VmckptError) -> HostDownError:
+    """What a closed monitor of its own would say."""
+    return HostDownError("its QEMU has ended", why=exc.why, remedy="see `vmckpt vm list`")
+
+
 @asynccontextmanager
 async def domain_monitor(
     host: Host, uuid: str, label: str, pause_mark: Path
@@ -131,7 +162,7 @@ async def domain_monitor(
     `pause_mark` exists while the guest is paused by it. Raises RefusedError: libvirt-python or the
     libvirtd is missing; HostDownError: it does not answer.
     """
-    relay = _relay(host, uuid, pause_mark)
+    relay = relay_to(host, uuid, pause_mark)
     await relay.open()
     try:
         monitor = RelayedMonitor(relay, label)
@@ -143,7 +174,7 @@ async def domain_monitor(
 
 async def resume_paused(host: Host, uuid: str, pause_mark: Path) -> None:
     """Resume a domain of this machine that `domain_monitor` has paused. Raises as that."""
-    relay = _relay(host, uuid, pause_mark)
+    relay = relay_to(host, uuid, pause_mark)
     await relay.open()
     try:
         await relay.resume(None)
@@ -151,7 +182,8 @@ async def resume_paused(host: Host, uuid: str, pause_mark: Path) -> None:
         await relay.close()
 
 
-def _relay(host: Host, uuid: str, pause_mark: Path) -> DomainRelay:
+def relay_to(host: Host, uuid: str, pause_mark: Path) -> DomainRelay:
+    """A session for one domain, not yet opened. Raises RefusedError, as `domain_monitor`."""
     if host.libvirt is None or not is_installed():
         missing = "its inventory entry names no libvirtd"
         raise RefusedError(

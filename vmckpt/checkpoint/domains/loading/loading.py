@@ -1,37 +1,28 @@
 """Have libvirt start a domain from a checkpoint, with its guest running before memory is loaded.
 
-libvirt reads the save image from a pipe. The first page of RAM in it is a marker, by which
-vmckpt finds the RAM in the QEMU that libvirt has started. The rest of the RAM is delivered
-separately (`arriving.py`); the rest of the image holds the devices. libvirt knows nothing of this:
-the domain is in the same state as after `virsh restore`.
+libvirt reads the save image from a pipe. Once the RAM is found in the QEMU that libvirt has
+started (`vm/domains/loading/starting.py`), its content is delivered separately (`arriving.py`); the
+rest of the image holds the devices. libvirt knows nothing of this: the domain is in the same state
+as after `virsh restore`.
 
 If QEMU does not allow that, all pages follow in the pipe, and the result says so.
 """
 
 import asyncio
-import secrets
 from functools import partial
 from pathlib import Path
 
 from vmckpt.checkpoint.domains.loading.arriving import ArrivingMemory
-from vmckpt.checkpoint.domains.loading.image_pipe import ImagePipe
-from vmckpt.checkpoint.domains.loading.save_image import head_of, image_head, pages_of
+from vmckpt.checkpoint.domains.loading.save_image import head_of, pages_of
 from vmckpt.checkpoint.domains.planned import PlannedDomain
 from vmckpt.checkpoint.facts import CheckpointFacts
-from vmckpt.deadlines import poll
-from vmckpt.errors import OperationFailedError
-from vmckpt.hosts.processes.process import ProcessId, find_by_argument
-from vmckpt.memory.missing_pages import AnonymousRam
-from vmckpt.memory.private.marked import find_marked
-from vmckpt.qemu.stream_head import StreamHead, plain_begin, plain_end, plain_page
+from vmckpt.qemu.stream_head import StreamHead, plain_begin, plain_end
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
-from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.domains.libvirtd import Libvirtd
-
-# How long a QEMU that has been started may take to read the marker.
-_MARK_S, _MARK_POLL_S = 30.0, 0.005
+from vmckpt.vm.domains.loading.image_pipe import ImagePipe
+from vmckpt.vm.domains.loading.starting import begin_marked, image_head, reader_of
 
 
 class DomainLoading:
@@ -98,7 +89,7 @@ class DomainLoading:
 
     async def _feed(self, pipe: ImagePipe) -> None:
         head = await in_thread(partial(head_of, self._point, self._facts))
-        await pipe.offer(image_head(self._plan.xml), partial(self._reader_of, pipe))
+        await pipe.offer(image_head(self._plan.xml), partial(reader_of, pipe, self._plan.uuid))
         await in_thread(partial(pipe.write, [plain_begin(head)]))
         await self._feed_all(pipe, head)
 
@@ -109,34 +100,16 @@ class DomainLoading:
     async def _feed_marked(self, pipe: ImagePipe, memory: ArrivingMemory) -> None:
         await memory.prepare()
         head = await in_thread(partial(head_of, self._point, self._facts))
-        mark = secrets.token_bytes(PAGE_CHUNK_BYTES)
-        begin = plain_begin(head) + plain_page(head, 0, mark)
-        qemu = await pipe.offer(image_head(self._plan.xml), partial(self._reader_of, pipe))
-        await in_thread(partial(pipe.write, [begin]))
-        ram = await self._ram_of(qemu, mark)
-        self.loaded_before = await memory.take_over(qemu, ram)
+        started = await begin_marked(
+            pipe,
+            head,
+            image_head(self._plan.xml),
+            uuid=self._plan.uuid,
+            name=self._plan.name,
+            ram_bytes=self._facts.memory_bytes,
+        )
+        self.loaded_before = await memory.take_over(started.process, started.ram)
         if self.loaded_before:
             await self._feed_all(pipe, head)
         else:
             await memory.alive_during(in_thread(partial(pipe.write, plain_end(head, ()))))
-
-    def _reader_of(self, pipe: ImagePipe) -> ProcessId | None:
-        """The QEMU of the domain that has the pipe."""
-        for process in find_by_argument(f"\0-uuid\0{self._plan.uuid}\0"):
-            if pipe.is_open_in(process.pid):
-                return process
-        return None
-
-    async def _ram_of(self, qemu: ProcessId, mark: bytes) -> AnonymousRam:
-        find = partial(find_marked, qemu.pid, self._facts.memory_bytes, mark)
-        try:
-            found = await poll(find, every_s=_MARK_POLL_S, within_s=_MARK_S)
-        except ProcessLookupError as exc:
-            raise BrokenPipeError from exc  # libvirt says why
-        if found is None:
-            raise OperationFailedError(
-                f"the memory of '{self._plan.name}' is not found in its QEMU",
-                why=f"process {qemu.pid} did not load the first page within {_MARK_S:g} s",
-                remedy="load all memory before the guest runs: --eager",
-            )
-        return found

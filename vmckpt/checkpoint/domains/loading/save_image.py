@@ -1,10 +1,8 @@
 """Write a checkpoint of a domain as libvirt's save image: what `virsh restore` reads.
 
-The file: a header, the domain's XML with a NUL, and a migration stream (libvirt,
-src/qemu/qemu_saveimage.c, version 2).
+The file: a header, the domain's XML with a NUL, and a migration stream.
 """
 
-import struct
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -15,12 +13,10 @@ from vmckpt.errors import RefusedError
 from vmckpt.qemu.stream_head import RamPages, StreamHead, plain_stream, read_stream_head
 from vmckpt.store.files.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
+from vmckpt.vm.domains.loading.starting import image_head
 
 # The memory of the second flash chip, as x86 machines call it.
 _VARIABLES = "system.flash1"
-_MAGIC, _VERSION, _WAS_RUNNING = b"LibvirtQemudSave", 2, 1
-# Magic, version, length of the XML, whether it ran, compression, a cookie's offset, and reserve.
-_HEADER = struct.Struct("<16s5I56x")
 # What a page of zeroes and any other page take in the stream, without its content.
 _ZERO_RECORD_BYTES, _RECORD_BYTES = 9, 8
 
@@ -47,12 +43,6 @@ def write_save_image(
     """
     file.write(image_head(xml))
     file.writelines(plain_stream(head_of(point, facts), pages_of(point, facts, moved)))
-
-
-def image_head(xml: str) -> bytes:
-    """Of the image, all that precedes the migration stream."""
-    words = xml.encode() + b"\0"
-    return _HEADER.pack(_MAGIC, _VERSION, len(words), _WAS_RUNNING, 0, 0) + words
 
 
 def variables_bytes(point: Checkpoint, facts: CheckpointFacts) -> int:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.options.replication import ReplicationOptions
     from vmckpt.replicate.status import ReplicationOutcome
-    from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
     help="Continuous replication to a standby host.",
@@ -39,14 +38,13 @@ def start(
 
     Returns when the standby could take over.
     """
-    from vmckpt.cli.found import find_own
+    from vmckpt.cli.found import find
     from vmckpt.hosts.inventory.inventory import find_host
     from vmckpt.jobs.files import new_run
-    from vmckpt.replicate.operator.begin import start as start_
 
-    vm, there = run(find_own(name, "replicate")), find_host(standby)
+    vm, there = run(find(name)), find_host(standby)
     note(f"copying memory and disks of {name} to {standby}")
-    outcome = run(start_(vm, there, arguments.options(vm.host, there), new_run()))
+    outcome = run(vm.replicate(there, arguments.options(vm.host, there), new_run()))
     _show(outcome, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
 
@@ -76,8 +74,8 @@ def keep(
 
     known = [find_host(host) for host in dict.fromkeys(hosts)]
 
-    def options_of(vm: "Vm", standby: "Host") -> "ReplicationOptions":
-        return arguments.options(vm.host, standby)
+    def options_of(primary: "Host", standby: "Host") -> "ReplicationOptions":
+        return arguments.options(primary, standby)
 
     def tell(event: str, text: str) -> None:
         show({"vm": name, "event": event, "text": text}, text, as_json=json)
@@ -123,16 +121,18 @@ def failback(
     json: Json = False,
 ) -> None:
     """Resynchronize a host, then switch the VM over to it."""
-    from vmckpt.cli.found import find_own
+    from vmckpt.cli.found import find
     from vmckpt.hosts.inventory.inventory import all_hosts, find_host
     from vmckpt.jobs.files import new_run
     from vmckpt.replicate.operator.failback import came_from, last_options
     from vmckpt.replicate.operator.failback import failback as failback_
 
-    vm = run(find_own(name, "replicate"))
+    found = run(find(name))
+    vm = run(found.home())
     destination = find_host(host or came_from(vm))
     options = arguments.options(vm.host, destination, run(last_options(vm, destination)))
-    outcome = run(failback_(vm, destination, options, new_run(), all_hosts()))
+    work = failback_(vm, destination, options, new_run(), all_hosts(), begin=found.replicate)
+    outcome = run(work)
     downtime_ms = outcome.guest_downtime_ms
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
     text = f"{name} runs on {destination.name}, unprotected{felt}\n  protect it again: "

@@ -1,0 +1,1 @@
+"""What a replication does otherwise if libvirt has the guest."""
