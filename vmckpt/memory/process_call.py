@@ -136,13 +136,15 @@ def call_there(pid: int, number: int, *arguments: int) -> int:
         return _made(pid, saved, gate, number, list(arguments))
 
 
-def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]) -> None:
-    """Have `pid` replace its memory from `span[0]` to `span[1]` by a private mapping of a file.
+def map_there(
+    pid: int, path: Path, spans: Sequence[tuple[int, int]], advice: Sequence[int]
+) -> None:
+    """Have `pid` replace its memory at these addresses by private mappings of a file.
 
-    `advice`: of madvise(2), for that mapping. Conditions as for `call_there`. Raises OSError: if it
-    is not from `advice`, nothing was changed.
+    The spans have the file's content one after the other. `advice`: of madvise(2), for the
+    mappings. Conditions as for `call_there`. Raises OSError: of the first span, if it is not from
+    `advice`, nothing was changed; others may have the file's content.
     """
-    start, end = span
     words = os.fsencode(path) + b"\0"
     if len(words) > _MOST_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
@@ -153,10 +155,13 @@ def map_there(pid: int, path: Path, span: tuple[int, int], advice: Sequence[int]
         at = _stored(pid, saved, words)
         file = _call(pid, saved, gate, _NR_OPEN, [at, os.O_RDONLY | os.O_CLOEXEC])
         try:
-            where = [start, end - start, _READ_WRITE, _PRIVATE_HERE, file, 0]
-            _call(pid, saved, gate, _NR_MMAP, where)
-            for one in advice:
-                _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])
+            offset = 0
+            for start, end in spans:
+                where = [start, end - start, _READ_WRITE, _PRIVATE_HERE, file, offset]
+                _call(pid, saved, gate, _NR_MMAP, where)
+                offset += end - start
+                for one in advice:
+                    _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])
         finally:
             _call(pid, saved, gate, _NR_CLOSE, [file])
 

@@ -48,8 +48,8 @@ class Qemu(NamedTuple):
     is_foreign: bool = False
     replaces: Replaced | None = None
     private_ram: bool = False
-    # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_name`.
-    ram_name: str = ""
+    # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_names`.
+    ram_names: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The content of vm.json."""

@@ -39,6 +39,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
             await adopted_changes(vm, monitor),
             runs(vm, monitor),
             capture.memory(vm, monitor, remedy=_first(vm)),
+            _memory(vm),
             capture.devices(monitor),
             _output(vm, monitor, holds_output=options.holds_output),
         )
@@ -135,9 +136,16 @@ def _second_path(primary: Host, standby: Host) -> Iterator[Finding]:
     yield Finding("second-path", OK, f"heartbeats go between {both}, too")
 
 
+def _memory(vm: Vm) -> Iterator[Finding]:
+    if len(vm.ram_names) > 1:
+        reason = "its memory is in several blocks (NUMA nodes, memory modules)"
+        remedy = f"schedule checkpoints: vmckpt schedule add {vm.name} --every 15m"
+        yield Finding("memory-blocks", REFUSE, reason, remedy)
+
+
 def _first(vm: Vm) -> str:
     """How a VM gets memory and monitors that are vmckpt's."""
-    if vm.ram_name is None:
+    if len(vm.ram_names) != 1:
         return "run its disks from a spec of vmckpt's own: docs/spec.md says what a spec has"
     return f"migrate it first, there and back: vmckpt migrate {vm.name} HOST"
 

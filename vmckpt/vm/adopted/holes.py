@@ -31,12 +31,20 @@ def fill(
     return [substitute(argument, values) for argument in arguments]
 
 
-def ram_name(arguments: Iterable[str]) -> str | None:
-    """The name of the guest's RAM in QEMU; None: it is not where vmckpt puts it."""
+def ram_names(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The names of the blocks of the guest's RAM in QEMU, as they are in its file.
+
+    (): it is not where vmckpt puts it.
+    """
+    found = dict[int, str]()
     for argument in arguments:
         if RAM in argument and argument.startswith("{"):
-            return parse_settings(argument).get("id")
-    return None
+            settings = parse_settings(argument)
+            name, offset = settings.get("id"), settings.get("offset") or "0"
+            if not name or not offset.isdecimal():
+                return ()
+            found[int(offset)] = name
+    return tuple(name for _, name in sorted(found.items()))
 
 
 def substitute(argument: str, values: dict[str, str]) -> str:

@@ -1,9 +1,9 @@
 """Have libvirt start a domain from a checkpoint, its guest running before its memory was read.
 
-libvirt reads the save image from a pipe. The first page of RAM in it is a mark, by which the RAM is
-found in the QEMU that libvirt has started. From then on its content comes from elsewhere
-(`arriving.py`), and the rest of the image are the devices. libvirt knows nothing of this, so that
-the domain is as `virsh restore` would have started it.
+libvirt reads the save image from a pipe. The first page of each block of RAM in it is a mark, by
+which that is found in the QEMU that libvirt has started. From then on its content comes from
+elsewhere (`arriving.py`), and the rest of the image are the devices. libvirt knows nothing of this,
+so that the domain is as `virsh restore` would have started it.
 
 If QEMU does not allow that, all pages follow in the pipe, and the result says so.
 """
@@ -23,6 +23,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.memory.missing_pages import AnonymousRam
 from vmckpt.memory.private.marked import find_marked
+from vmckpt.memory.ram_file import Span
 from vmckpt.qemu.stream_head import StreamHead, plain_begin, plain_end, plain_page
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
@@ -57,7 +58,9 @@ class DomainLoading:
         """
         if self._memory is not None and not self._plan.has_private_memory:
             self._memory = None
-            self.loaded_before = "its XML says where its memory is (memoryBacking)"
+            self.loaded_before = (
+                "its XML says where its memory is, or shares it (memoryBacking, memAccess)"
+            )
         memory = self._memory
         with ImagePipe(path) as pipe:
             feeding = self._feed(pipe) if memory is None else self._feed_marked(pipe, memory)
@@ -109,11 +112,14 @@ class DomainLoading:
     async def _feed_marked(self, pipe: ImagePipe, memory: ArrivingMemory) -> None:
         await memory.prepare()
         head = await in_thread(partial(head_of, self._point, self._facts))
-        mark = secrets.token_bytes(PAGE_CHUNK_BYTES)
-        begin = plain_begin(head) + plain_page(head, 0, mark)
+        marks = [secrets.token_bytes(PAGE_CHUNK_BYTES) for _ in head.absent]
+        firsts = map(partial(plain_page, head), head.first_pages, marks)
+        begin = plain_begin(head) + b"".join(firsts)
         qemu = await pipe.offer(image_head(self._plan.xml), partial(self._reader_of, pipe))
         await in_thread(partial(pipe.write, [begin]))
-        ram = await self._ram_of(qemu, mark)
+        blocks = zip(head.ram_sizes, marks, strict=True)
+        found = [await self._block_of(qemu, size, mark) for size, mark in blocks]
+        ram = AnonymousRam(tuple(found))
         self.loaded_before = await memory.take_over(qemu, ram)
         if self.loaded_before:
             await self._feed_all(pipe, head)
@@ -127,8 +133,8 @@ class DomainLoading:
                 return process
         return None
 
-    async def _ram_of(self, qemu: ProcessId, mark: bytes) -> AnonymousRam:
-        find = partial(find_marked, qemu.pid, self._facts.memory_bytes, mark)
+    async def _block_of(self, qemu: ProcessId, size_bytes: int, mark: bytes) -> Span:
+        find = partial(find_marked, qemu.pid, size_bytes, mark)
         try:
             found = await poll(find, every_s=_MARK_POLL_S, within_s=_MARK_S)
         except ProcessLookupError as exc:
@@ -136,7 +142,7 @@ class DomainLoading:
         if found is None:
             raise OperationFailedError(
                 f"the memory of '{self._plan.name}' is not found in its QEMU",
-                why=f"process {qemu.pid} did not load the first page within {_MARK_S:g} s",
+                why=f"process {qemu.pid} did not load its first pages within {_MARK_S:g} s",
                 remedy="load all memory before the guest runs: --eager",
             )
         return found
