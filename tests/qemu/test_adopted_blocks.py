@@ -1,16 +1,18 @@
 """Adopted QEMUs whose memory is in back ends of its own: NUMA nodes, a memory module, a memfd."""
 
 import asyncio
+import subprocess
 
 import pytest
 
 from tests.qemu.test_adopt import HAND, NUMA, PLAIN, adopt, by_hand
 from tests.qemu.test_adopted_copies import AGENT, has_run_on, words
 from tests.qemu.test_checkpoint import all_there, in_memory, sound
-from tests.qemu.world import World, qemu, world
+from tests.qemu.world import COMMAND, World, image, qemu, world
 from vmckpt.hosts.processes.process import is_alive
+from vmckpt.lab.guests.labguest import LabGuest
 
-MIB = 1 << 20
+MIB, ROLLED_BACK = 1 << 20, 7
 MODULE = " -object memory-backend-ram,id=d0,size=128M -device pc-dimm,memdev=d0,id=dimm0,node=1"
 BLOCKS = NUMA.replace("-m 256 ", "-m 256,slots=2,maxmem=1G ") + MODULE
 # As for virtiofs and the like; the file of the second is one that someone has chosen.
@@ -86,3 +88,42 @@ def test_it_has_checkpoints_copies_and_forks(style: str, megabytes: int, cannot:
             lease = ("--lease", str(made.shared / "leases"))
             refused = made.vmckpt("replicate", "start", "hand", "lab-b", *lease)
             assert refused.code != 0
+
+
+@LONG
+@pytest.mark.timeout(600)
+def test_whatever_else_is_done_with_it() -> None:
+    """The first QEMU has its memory alone, later ones in vmckpt's file."""
+    with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, f"{BLOCKS} {AGENT}", 3):
+        adopt(made)
+        asyncio.run(under_load(made, 200))
+        assert made.ok("dirty-rate", "hand", "--for", "1s")["ram_bytes"] == 384 * MIB
+        made.ok("schedule", "add", "hand", "--every", "1h", "--keep-last", "2")
+        made.ok("schedule", "run-due")
+        made.ok("schedule", "rm", "hand")
+        for command, code in (("true", 0), ("false", ROLLED_BACK)):
+            line = ("guard", "hand", "--for", "1s", "--every", "1s", "--json", "--", command)
+            done = subprocess.run([*COMMAND, *line], env=made.environment, check=False)
+            assert done.returncode == code, done
+            asyncio.run(sound(made, HAND))
+        mate = LabGuest("mate", 2, image(), memory="96M", disk=None)
+        made.run_guest(mate, "lab-b")
+        cut = ("--group", "hand,mate", "--name", "cut", "--max-hold", "3s")
+        made.ok("checkpoint", "create", *cut)
+        made.ok("checkpoint", "restore", "--group", "cut", "--in-place")
+        asyncio.run(sound(made, HAND))
+        store = ("--store", str(made.shared / "store"))
+        made.ok("store", "init", store[1])
+        made.ok("checkpoint", "create", "hand", "--name", "point", *store)
+        made.ok("vm", "stop", "hand", "--force")
+        made.ok("vm", "rm", "hand")
+        (made.state_dir / "root.qcow2").unlink()
+        there = (*store, "--host", "lab-b")
+        assert made.ok("checkpoint", "restore", "point", *there)["host"] == "lab-b"
+        asyncio.run(sound(made, HAND))
+        asyncio.run(all_there(made, "hand"))
+        moved = made.ok("migrate", "hand", "lab-a")
+        assert moved["method"] == "stop"  # under TCG QEMU sees writes to the first block alone
+        asyncio.run(sound(made, HAND))
+        assert made.ok("plan", "hand", "lab-b", "--for", "1s")["way"]
+        made.ok("vm", "stop", "hand", "--force")
