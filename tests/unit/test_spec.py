@@ -310,7 +310,14 @@ def test_arguments_of_an_adopted_machine_that_are_no_options_are_refused(
 
 
 @pytest.mark.parametrize(
-    "argument", ['{"mem-path":"<vmckpt:ram>"}', '{"id":[1],"a":"<vmckpt:ram>"}']
+    "argument",
+    [
+        '{"mem-path":"<vmckpt:ram>"}',
+        '{"id":[1],"a":"<vmckpt:ram>"}',
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":-1}',
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":"%s"}' % ("9" * 5000),
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":"x"}',
+    ],
 )
 def test_memory_without_a_name_is_not_where_vmckpt_puts_it(argument: str) -> None:
     assert ram_names(["-object", argument]) == ()

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from vmckpt.units import whole_number
 from vmckpt.vm.adopted.escape import escaped
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.paths import QemuDir
 
+_END_OF_FILES = 1 << 63
 MARK = "<vmckpt:"
 DIRECTORY, RAM = f"{MARK}dir>", f"{MARK}ram>"
 
@@ -40,10 +42,11 @@ def ram_names(arguments: Iterable[str]) -> tuple[str, ...]:
     for argument in arguments:
         if RAM in argument and argument.startswith("{"):
             settings = parse_settings(argument)
-            name, offset = settings.get("id"), settings.get("offset") or "0"
-            if not name or not offset.isdecimal():
+            name = settings.get("id")
+            offset = whole_number(settings.get("offset") or "0", _END_OF_FILES)
+            if not name or offset is None:
                 return ()
-            found[int(offset)] = name
+            found[offset] = name
     return tuple(name for _, name in sorted(found.items()))
 
 
