@@ -33,7 +33,7 @@ async def under_load(made: World, megabytes: int) -> None:
 def test_memory_in_several_blocks_is_copied() -> None:
     with world(qemu("10.0")) as made, by_hand(made, f"{BLOCKS} {AGENT}", monitors=3) as process:
         adopt(made)
-        asyncio.run(under_load(made, 200))
+        asyncio.run(under_load(made, 100))
         made.ok("checkpoint", "create", "hand", "--name", "point")
         copied = made.ok("checkpoint", "restore", "point", "--as", "copy")
         assert copied["warnings"] == []
