@@ -2,6 +2,8 @@
 
 import asyncio
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,8 @@ BLOCKS = NUMA.replace("-m 256 ", "-m 256,slots=2,maxmem=1G ") + MODULE
 # As for virtiofs and the like; the file of the second is one that someone has chosen.
 ONE = PLAIN.replace("-m 256", "-m 256 -M q35,memory-backend=m -object memory-backend-{}")
 MEMFD = ONE.format("memfd,id=m,size=256M")
-FILE = ONE.format("file,id=m,size=256M,mem-path=/dev/shm/vk-hand-memory,share=on")
+CHOSEN = Path("/dev/shm/vk-hand-memory")
+FILE = ONE.format(f"file,id=m,size=256M,mem-path={CHOSEN},share=on")
 LONG = pytest.mark.long
 
 
@@ -41,7 +44,15 @@ def test_memory_in_several_blocks_is_copied() -> None:
         assert is_alive(process)
 
 
+@pytest.fixture
+def chosen() -> Iterator[None]:
+    """Nothing stays of the file that someone has chosen."""
+    yield
+    CHOSEN.unlink(missing_ok=True)
+
+
 @LONG
+@pytest.mark.usefixtures("chosen")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("style", "megabytes", "cannot"),
