@@ -102,12 +102,13 @@ def qemu() -> Iterator[Writer]:
 
 def test_its_qemu_and_its_ram_are_found_without_its_monitor(qemu: Writer, tmp_path: Path) -> None:
     assert find_qemu(UUID) == qemu.pid
-    ram = find_ram(qemu.pid, PAGES * 4096)
+    ram = find_ram(qemu.pid, [PAGES * 4096])
     assert ram.file is None
-    assert ram.private is not None
-    assert ram.private[1] - ram.private[0] == PAGES * 4096
+    assert [end - start for start, end in ram.private] == [PAGES * 4096]
     with pytest.raises(OSError, match="in pieces"):
-        find_ram(qemu.pid, 3 * PAGES * 4096)
+        find_ram(qemu.pid, [3 * PAGES * 4096])
+    with pytest.raises(OSError, match="in pieces"):  # it has one of that size
+        find_ram(qemu.pid, [PAGES * 4096] * 2)
     with writing(words=("-uuid", UUID)), pytest.raises(OSError, match="several processes have"):
         find_qemu(UUID)
     with pytest.raises(OSError, match="no process that this user sees has"):
@@ -138,7 +139,7 @@ def test_its_pages_are_tracked_and_read_where_that_is_possible(
             qemu.does("write", 3, 5, 700)
             return True
 
-        return await track_domain(UUID, PAGES * 4096, 0.4, go_on)
+        return await track_domain(UUID, [PAGES * 4096], 0.4, go_on)
 
     seen = asyncio.run(writes())
     assert seen is not None

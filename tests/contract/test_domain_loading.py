@@ -26,7 +26,7 @@ from vmckpt.checkpoint.restore.requests import CheckpointSource
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.missing_pages import AnonymousRam
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu.stream_head import RamPages, plain_begin, plain_end, plain_page, read_stream_head
 from vmckpt.store.errors import DamagedError
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -102,9 +102,9 @@ class Bench:
             of._pager = await PagerProcess.start(*where)
             self.pagers.append(of._pager)
 
-        def find(_: int, size_bytes: int, mark: bytes) -> AnonymousRam:
+        def find(_: int, size_bytes: int, mark: bytes) -> Span:
             self.mark = mark
-            return AnonymousRam(1 << 30, size_bytes)
+            return 1 << 30, (1 << 30) + size_bytes
 
         monkeypatch.setattr(PagedMemory, "prepare", prepare)
         monkeypatch.setattr(PagerProcess, "attach", attach)
@@ -263,7 +263,11 @@ def test_of_a_fork_only_devices_follow_once_its_memory_has_the_content(
     fork = bench.forked()
     bench.start(lazily=True, loading=fork)
     assert given == [
-        (bench.libvirt.qemu[0].pid, AnonymousRam(1 << 30, 1 << 26), Path("/dev/shm/content"))
+        (
+            bench.libvirt.qemu[0].pid,
+            AnonymousRam(((1 << 30, (1 << 30) + (1 << 26)),)),
+            Path("/dev/shm/content"),
+        )
     ]
     assert bench.stream == plain_begin(HEAD) + plain_page(HEAD, 0, bench.mark) + end()
     assert (bench.pagers, fork.loaded_before) == ([], "")

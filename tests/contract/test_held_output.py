@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -147,6 +148,7 @@ async def release_all(qemu: Any) -> None:
     ended: Any = Protection.__new__(Protection)
     intake = SimpleNamespace(drop=lambda: None)
     ended._keeper, ended._qemu_lives = SimpleNamespace(free=lambda: None), qemu.lives
+    ended._monitor = SimpleNamespace(reopen=AsyncMock())
     ended._handles = SimpleNamespace(
         output=HeldOutput(qemu, ["net0"]),
         capture=SimpleNamespace(resume=partial(resume, qemu)),

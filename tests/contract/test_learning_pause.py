@@ -82,7 +82,7 @@ def test_the_guest_waits_for_nobody_until_it_runs_again(process: int, fails: boo
             return
 
     async def client(monitor: Monitor) -> None:
-        async with devices_of(monitor, await ram_blocks(monitor), "ram0", None) as devices:
+        async with devices_of(monitor, await ram_blocks(monitor), ("ram0",), None) as devices:
             still = Still()
             capture = Capture(
                 process, monitor, HeldOutput(monitor, []), tracker=still, devices=devices

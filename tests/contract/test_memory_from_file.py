@@ -24,6 +24,7 @@ pytestmark = [
 ]
 SIZE, PAGE = 4 << 20, 4096
 NOBODY = "65534"
+NOWHERE = AnonymousRam(((1 << 30, (1 << 30) + SIZE),))
 # Has memory full of "a". Then, for each line: the content of two pages; a line "w" writes one.
 HOLDER = """
 import ctypes, mmap, sys
@@ -42,7 +43,8 @@ class Holder:
 
     def __init__(self, child: "subprocess.Popen[str]") -> None:
         self.child, self.pid = child, child.pid
-        self.ram = AnonymousRam(int(self._line()), SIZE)
+        self.start = int(self._line())
+        self.ram = AnonymousRam(((self.start, self.start + SIZE),))
 
     def _line(self) -> str:
         assert self.child.stdout
@@ -57,9 +59,7 @@ class Holder:
     @property
     def flags(self) -> set[str]:
         text = Path(f"/proc/{self.pid}/smaps").read_text()
-        return set(
-            text.split(f"\n{self.ram.start:x}-")[1].split("VmFlags:")[1].split("\n")[0].split()
-        )
+        return set(text.split(f"\n{self.start:x}-")[1].split("VmFlags:")[1].split("\n")[0].split())
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def test_the_content_is_the_files_until_it_is_written(content: Path, become: lis
         assert content.read_bytes()[:PAGE] == first
         # What it only read is found as well, though nothing has the file open.
         content.unlink()
-        span = one.ram.start, one.ram.start + SIZE
+        span = one.start, one.start + SIZE
         assert held_by_files(one.pid, span) == [(span[0], span[0] + 2 * PAGE)]
 
 
@@ -153,6 +153,17 @@ def test_while_it_is_opened_its_user_may_read_the_file_and_nobody_may_write_it(
     assert is_private(content)
 
 
+def test_several_blocks_have_it_one_after_the_other(content: Path) -> None:
+    """The file's first page is the last block's."""
+    with holder() as one:
+        half = one.start + SIZE // 2
+        content.write_bytes(b"1" * (SIZE // 2) + b"2" * (SIZE // 2))
+        give_content(one.pid, AnonymousRam(((half, one.start + SIZE), (one.start, half))), content)
+        assert one.pages() == [b"2" * PAGE] * 2
+        held = [(half, one.start + SIZE), (one.start, half)]
+        assert [held_by_files(one.pid, span) for span in held] == [[span] for span in held]
+
+
 @pytest.mark.parametrize(("call", "name"), [(2, "open"), (9, "mmap"), (28, "madvise")])
 def test_a_filter_that_forbids_it_is_read_and_nothing_was_changed(
     content: Path, call: int, name: str
@@ -163,7 +174,7 @@ def test_a_filter_that_forbids_it_is_read_and_nothing_was_changed(
             assert child.stdout
             assert child.stdout.readline() == b"ready\n"
             with pytest.raises(OSError, match=f"does not allow {name}"):
-                give_content(child.pid, AnonymousRam(1 << 30, SIZE), content)
+                give_content(child.pid, NOWHERE, content)
             assert child.poll() is None
         finally:
             child.kill()
@@ -185,10 +196,10 @@ def test_one_that_has_ended_has_no_memory(content: Path) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     with pytest.raises(FileNotFoundError):
-        give_content(child.pid, AnonymousRam(1 << 30, SIZE), content)
+        give_content(child.pid, NOWHERE, content)
     assert is_private(content)
 
 
 def test_a_path_that_has_no_room_below_the_stack_is_refused() -> None:
     with pytest.raises(OSError, match="name too long"):
-        map_there(1, Path("/" + "x" * 900), (0, PAGE), ())
+        map_there(1, Path("/" + "x" * 900), [(0, PAGE)], ())

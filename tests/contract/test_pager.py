@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -114,7 +115,8 @@ class Guest:
             text=True,
         )
         address = int(self._line())
-        self.private = None if ram_file else AnonymousRam(address, PAGES * PAGE_BYTES)
+        ends = [address + count * PAGE_BYTES for count in (0, PAGES // 3, PAGES)]
+        self.private = None if ram_file else AnonymousRam(tuple(pairwise(ends)))
         files = vm_dir(directory, "guest").qemu("0")
         files.path.mkdir(parents=True)
         itself = identify(self.child.pid)

@@ -29,7 +29,7 @@ def writer() -> Iterator[Writer]:
 
 
 def alone(writer: Writer) -> GuestRam:
-    return GuestRam(None, (writer.card, writer.card + SIZE_BYTES))
+    return GuestRam(None, ((writer.card, writer.card + SIZE_BYTES),))
 
 
 def page(number: int, count: int = 1) -> Span:
@@ -54,6 +54,24 @@ def test_what_is_written_is_found_and_the_rest_is_zero(writer: Writer) -> None:
         content = everything(tracker)
         assert [n for n in range(CARD_PAGES) if any(content[slice(*page(n))])] == [0, 1, 9, 63]
         assert content[9 * PAGE_BYTES + 7] == 3
+
+
+def test_several_blocks_are_one_image_in_the_order_in_which_they_are_named(writer: Writer) -> None:
+    """Their addresses have another order: QEMU puts them where it likes."""
+    first, second = 24, CARD_PAGES - 24 - 8  # 8 pages between them are none of the guest's
+    at = [writer.card + number * PAGE_BYTES for number in (0, first, first + 8, CARD_PAGES)]
+    ram = GuestRam(None, ((at[2], at[3]), (at[0], at[1])))
+    size_bytes = (first + second) * PAGE_BYTES
+    writer.does("card", 3, first + 8, CARD_PAGES - 1)
+    with tracking(writer.pid, ram, PageTracking.PROTECTION, size_bytes) as tracker:
+        assert tracker.extents() == [page(0), page(second - 1), page(second + 3)]
+        writer.does("card", 5, first + 2, first + 9)
+        assert tracker.count() == 2
+        assert tracker.take_spans() == [page(1), page(second + 5)]
+        both = tracker.copy([(page(second - 1)[0], page(second)[1])])
+        assert any(both[:PAGE_BYTES])
+        assert not any(both[PAGE_BYTES:])
+        assert any(tracker.copy([page(second + 5)]))
 
 
 def test_what_was_there_when_tracking_began_is_read_wherever_it_is_now(writer: Writer) -> None:
@@ -153,10 +171,18 @@ def test_without_write_protection_it_is_refused(writer: Writer, how: PageTrackin
 
 
 @pytest.mark.parametrize(
-    "span", [None, (1, 4097), (4096, 4096), (4096, 3 * 4096), (2**64 - 4096, 2**64)]
+    "spans",
+    [
+        (),
+        ((1, 4097),),
+        ((4096, 4096),),
+        ((4096, 3 * 4096),),
+        ((2**64 - 4096, 2**64),),
+        ((4096, 2 * 4096), (4 * 4096, 5 * 4096)),
+    ],
 )
-def test_what_cannot_be_such_ram_is_refused(writer: Writer, span: Span | None) -> None:
-    ram = GuestRam(None, span)
+def test_what_cannot_be_such_ram_is_refused(writer: Writer, spans: tuple[Span, ...]) -> None:
+    ram = GuestRam(None, spans)
     with (
         pytest.raises(OSError) as refused,
         tracking(writer.pid, ram, PageTracking.PROTECTION, PAGE_BYTES),
@@ -176,7 +202,7 @@ def test_what_its_own_file_holds_is_read_though_the_process_never_touched_it(
     (found,) = find_mappings(writer.pid, writer.path)
     if is_deleted:
         writer.path.unlink()
-    ram, size_bytes = GuestRam(None, (found.start, found.end)), found.end - found.start
+    ram, size_bytes = GuestRam(None, ((found.start, found.end),)), found.end - found.start
     with tracking(writer.pid, ram, PageTracking.PROTECTION, size_bytes) as tracker:
         assert tracker.extents() == [page(7)]
         assert tracker.copy([page(7)]) == b"x" * PAGE_BYTES

@@ -19,7 +19,6 @@ from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownErr
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId, identify
-from vmckpt.memory.missing_pages import AnonymousRam
 from vmckpt.memory.ram_file import mapped
 from vmckpt.options.replication import ReplicationOptions
 from vmckpt.qemu.stream_head import plain_begin, plain_end, plain_page, read_stream_head
@@ -51,7 +50,7 @@ HEAD = read_stream_head(GOLDEN + DEVICES)
 HERE = Platform("pc-q35-1", "tcg", "qemu64")
 DOMAIN = ReplicatedDomain(
     uuid=UUID, xml=LIVE, definition=DEFINITION, starts_with_host=True, machine=HEAD.machine,
-    blocks=HEAD.blocks, ram_name="ram0", process=ProcessId(1, 1), devices=("virtio-disk0",),
+    blocks=HEAD.blocks, ram_names=("ram0",), process=ProcessId(1, 1), devices=("virtio-disk0",),
 )  # fmt: skip
 
 
@@ -96,7 +95,7 @@ class World:
         spec = parse_spec('name = "replicated"\nmemory = "64M"\n', "test", directory.path)
         qemu = Qemu(
             directory.qemu("0123abcd"), ProcessId(1, 1), HERE, is_foreign=True, replaces=replaces,
-            domain=UUID, ram_name="ram0",
+            domain=UUID, ram_names=("ram0",),
         )  # fmt: skip
         return Vm(spec, self.hosts[host], directory, qemu)
 
@@ -275,9 +274,9 @@ class Bench:
                 resume=self.resume,
             )
 
-        def find(_: int, size_bytes: int, mark: bytes) -> AnonymousRam:
+        def find(_: int, size_bytes: int, mark: bytes) -> tuple[int, int]:
             self.mark = mark
-            return AnonymousRam(1 << 30, size_bytes)
+            return 1 << 30, (1 << 30) + size_bytes
 
         def give(*words: Any, **named: Any) -> None:
             self.mapped.append((*words, named))

@@ -16,13 +16,14 @@ from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.preflight.capture import devices
 from vmckpt.preflight.finding import Finding
 from vmckpt.preflight.replication.checks import _compared, _firmware, runs
+from vmckpt.preflight.replication.memory import blocks
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.primary import primary
 from vmckpt.replicate.request import read_request
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
-from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.spec.spec import Adopted, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,22 @@ def test_firmware_variables_that_the_guest_can_write_are_refused(tmp_path: Path)
         found = list(_firmware(vm))
         assert [check.code for check in found if check.verdict == "refuse"] == refused
         assert all("/var/vars.fd" in check.reason for check in found)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_memory_in_several_blocks_is_refused_and_no_migration_helps(
+    tmp_path: Path, count: int
+) -> None:
+    spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
+    ram = '{{"qom-type":"memory-backend-file","id":"m{0}","mem-path":"<vmckpt:ram>","offset":{0}}}'
+    words = tuple(word for number in range(count) for word in ("-object", ram.format(number)))
+    directory = vm_dir(tmp_path, "web")
+    qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    vm = Vm(spec._replace(adopted=Adopted(words, (), ())), host, directory, qemu)
+    found = list(blocks(vm))
+    assert [check.code for check in found] == ["memory-blocks"] * (count - 1)
+    assert all("vmckpt schedule add web" in check.remedy for check in found)
 
 
 @pytest.mark.parametrize(

@@ -375,7 +375,7 @@ def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
     waiting._qemu_lives = lambda: True
     waiting._end_qemu = ended
     waiting._request = SimpleNamespace(
-        is_standbys=bool, one_machine=not is_told, standby=hosts[1], vm="web"
+        is_standbys=bool, one_machine=not is_told, standby=hosts[1], vm="web", domain=None
     )
     waiting._conclude = answer
     asyncio.run(main())

@@ -71,7 +71,7 @@ class Qemu:
 @asynccontextmanager
 async def learning(monitor: Monitor) -> AsyncIterator[Devices]:
     """As for a QEMU that does not say where its RAM is."""
-    async with devices_of(monitor, await ram_blocks(monitor), "ram0", None) as saved:
+    async with devices_of(monitor, await ram_blocks(monitor), ("ram0",), None) as saved:
         yield saved
 
 

@@ -73,7 +73,7 @@ async def watch(pid: int, sock: socket.socket) -> None:
     async with session(sock, "the guest's QEMU", 60) as monitor:
         [ram] = [one for one in await query_ram_blocks(monitor) if one.used_bytes == SIZE]
         assert ram.address is not None
-        private = GuestRam(None, (ram.address, ram.address + SIZE))
+        private = GuestRam(None, ((ram.address, ram.address + SIZE),))
         await commands.stop(monitor)
         with tracking(pid, private, PageTracking.PROTECTION, SIZE) as tracker:
             await rounds(monitor, tracker, pid, ram.address)

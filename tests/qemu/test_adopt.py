@@ -53,7 +53,7 @@ BLOCKDEV = (
 
 def kernel() -> list[str]:
     words = (
-        "console=ttyS0 quiet panic=-1 cryptomgr.notests "
+        "console=ttyS0 quiet panic=-1 cryptomgr.notests memhp_default_state=online "
         f"vk.id=1 vk.ip={HAND.address}/24 vk.heartbeat=10.77.0.254:7700"
     )
     return ["-kernel", f"{image()}/vmlinuz", "-initrd", f"{image()}/initrd", "-append", words]

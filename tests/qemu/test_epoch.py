@@ -226,7 +226,7 @@ async def _reset(monitor: Monitor) -> None:
 
 
 async def _other_memory(pid: int, monitor: Monitor) -> dict[str, bytes]:
-    blocks = others(await query_ram_blocks(monitor), "ram0")
+    blocks = others(await query_ram_blocks(monitor), ("ram0",))
     found = {}
     for block in blocks:
         assert block.address is not None

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.qemu.test_adopt import HAND, adopt, by_hand
+from tests.qemu.test_adopted_blocks import BLOCKS, under_load
+from tests.qemu.test_adopted_copies import AGENT, has_run_on, words
 from tests.qemu.test_checkpoint import load, sound
 from tests.qemu.world import image, qemu, world
 from vmckpt.lab.guests.labguest import LabGuest
@@ -63,3 +66,26 @@ def test_a_vm_in_huge_pages_has_checkpoints_and_comes_back(
         made.ok("replicate", "failover", "guest")
         asyncio.run(sound(made, guest))
         made.ok("vm", "stop", "guest", "--force")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_blocks_in_huge_pages_are_copied_into_huge_pages(pages: Path) -> None:
+    style = f"{BLOCKS} {AGENT}".replace(
+        "memory-backend-ram,", f"memory-backend-file,mem-path={pages},share=on,prealloc=on,"
+    )
+    with world(qemu("10.0")) as made, by_hand(made, style, monitors=3):
+        adopt(made)
+        assert made.ok("vm", "show", "hand")["cannot"] == ["replicate"]
+        asyncio.run(under_load(made, 200))
+        made.ok("checkpoint", "create", "hand", "--name", "point")
+        made.ok("checkpoint", "restore", "point", "--as", "copy")
+        has_run_on(made, "copy")
+        assert any(f'"mem-path":"{pages}/vmckpt-' in word for word in words(made, "copy"))
+        made.ok("checkpoint", "create", "copy", "--name", "of-copy")
+        made.ok("vm", "stop", "copy", "--force")
+        made.ok("vm", "rm", "copy", "--disks")
+        made.ok("vm", "stop", "hand", "--force")
+        made.ok("checkpoint", "restore", "point", "--in-place")
+        asyncio.run(sound(made, HAND))
+        made.ok("vm", "stop", "hand", "--force")

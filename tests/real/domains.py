@@ -3,7 +3,7 @@
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.qemu.world import image
 from tests.real.machines import Machines
@@ -34,12 +34,23 @@ VIRT_INSTALL = """
 <sound model='ich9'/><video><model type='virtio'/></video>
 <redirdev bus='usb' type='spicevmc'/><redirdev bus='usb' type='spicevmc'/>
 <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>"""
+
+
+class DomainMemory(NamedTuple):
+    """XML of a domain's memory and its nodes, and words for its kernel."""
+
+    xml: str = "<memory unit='MiB'>192</memory>"
+    nodes: str = ""
+    words: str = ""
+
+
+MEMORY = DomainMemory()
 _DOMAIN = """\
-<domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
+<domain type='qemu'><name>{name}</name>{memory}<vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
 <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type><kernel>{image}/vmlinuz</kernel>
 <initrd>{image}/initrd</initrd>{firmware}<cmdline>console=ttyS0 quiet panic=-1 cryptomgr.notests \
-vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
+vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}{words}</cmdline></os>
 <features><acpi/></features>
 <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model>{numa}</cpu>
 <on_poweroff>destroy</on_poweroff>
@@ -89,12 +100,12 @@ def run_domain(
     disk_xml: str = "",
     devices: str = "",
     firmware: str = "",
-    numa: str = "",
+    memory: DomainMemory = MEMORY,
     balloon: str = "none",
 ) -> None:
     """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`.
 
-    `devices`: XML of more devices; `firmware`: of what boots it; `numa`: of its memory's nodes.
+    `devices`: XML of more devices; `firmware`: of what boots it.
     """
     if disk is not None:
         for each in HOSTS:
@@ -112,7 +123,9 @@ def run_domain(
             disk=disk_xml if disk is None else _DISK.format(path=disk),
             devices=devices,
             firmware=firmware,
-            numa=numa,
+            numa=memory.nodes,
+            memory=memory.xml,
+            words=memory.words,
             balloon=balloon,
         )
     )

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.qemu.world import COMMAND, image
-from tests.real.domains import GUEST, remove_domain, run_domain
+from tests.real.domains import GUEST, MEMORY, remove_domain, run_domain
 from tests.real.machines import Machines
 from vmckpt.lab.guests.labguest import LabGuest
 
@@ -15,8 +15,10 @@ pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
 MIB = 1 << 20
 NAME = GUEST.name
 LOAD = "rate=20M set=32M pattern=sequential content=text"
-TWO_NODES = """<numa><cell id='0' cpus='0' memory='96' unit='MiB'/>
-<cell id='1' memory='96' unit='MiB'/></numa>"""
+# A node and the graphics card have as much memory each.
+TWO_NODES = """<numa><cell id='0' cpus='0' memory='64' unit='MiB'/>
+<cell id='1' memory='128' unit='MiB'/></numa>"""
+CARD = "<video><model type='vga' vram='65536'/></video>"
 
 
 def test_they_are_measured_where_they_are_by_the_best_there_is(real_lab: Machines) -> None:
@@ -52,9 +54,11 @@ def test_they_are_measured_where_they_are_by_the_best_there_is(real_lab: Machine
         remove_domain(real_lab)
 
 
-def test_a_domain_with_memory_in_pieces_is_sampled_by_libvirt(real_lab: Machines) -> None:
+def test_a_domain_whose_memory_is_not_told_apart_is_sampled_by_libvirt(
+    real_lab: Machines,
+) -> None:
     try:
-        run_domain(real_lab, "lab-b", numa=TWO_NODES)
+        run_domain(real_lab, "lab-b", devices=CARD, memory=MEMORY._replace(nodes=TWO_NODES))
         asyncio.run(load(real_lab, GUEST))
         sampled = real_lab.ok("dirty-rate", "dom", "--for", "2s")
         assert sampled["source"] == "libvirt-page-sampling"

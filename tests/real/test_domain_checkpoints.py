@@ -13,9 +13,11 @@ from tests.qemu.test_checkpoint import load as load_guest
 from tests.qemu.test_checkpoint import sound as is_sound
 from tests.real.domains import (
     GUEST,
+    MEMORY,
     OWN_DISK,
     SCREEN,
     VIRT_INSTALL,
+    DomainMemory,
     remove_domain,
     run_domain,
     start_libvirtd,
@@ -46,9 +48,11 @@ def domain_here(secured: Machines) -> Iterator[Machines]:
     yield from domain(secured, DEVICES["vga"])
 
 
-def domain(made: Machines, devices: str, balloon: str = "virtio") -> Iterator[Machines]:
+def domain(
+    made: Machines, devices: str, balloon: str = "virtio", memory: DomainMemory = MEMORY
+) -> Iterator[Machines]:
     try:
-        run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon=balloon)
+        run_domain(made, "lab-a", disk=OWN_DISK, devices=devices, balloon=balloon, memory=memory)
         yield made
     finally:
         words = ("virsh", "--connect", "qemu:///system")

@@ -1,5 +1,6 @@
 """Command lines of running QEMUs, rewritten for a target: by hand, and as Proxmox writes them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import RefusedError
-from vmckpt.qemu.inside import GuestDrive
+from vmckpt.qemu.inside import GuestDrive, MemoryModule
+from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.adopted.adopt import is_same_machine
 from vmckpt.vm.adopted.copies.isolation import isolated
 from vmckpt.vm.adopted.facts import AdoptedFacts
+from vmckpt.vm.adopted.holes import ram_names
 from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.argv import qemu_argv
@@ -37,14 +40,18 @@ def facts(line: str, *drives: GuestDrive, **more: Any) -> AdoptedFacts:
         platform=TCG,
         ram_id="pc.ram",
         memory_bytes=512 * MIB,
+        back_ends={"pc.ram": 512 * MIB},
+        version=QemuVersion(10, 0, 2),
         vcpus=1,
         drives=drives,
         devices={},
         late={},
         slots={},
+        modules={},
         networks={},
         labels=frozenset({"serial0", "parallel0"}),
         directories=frozenset(),
+        huge_pages=frozenset(),
         images_dir=Path("/state/images"),
     )
     return found._replace(**more)
@@ -185,7 +192,8 @@ def test_json_as_libvirt_writes_it() -> None:
     disk = drive("/img/a,b.qcow2", owner="v0", node="top")
     known = dict.fromkeys(("v0", "n0", "s0"), "x")
     slots = {"v0": "3.0", "n0": "4.0"}
-    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, slots=slots))
+    memory = {"mem": 512 * MIB}
+    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, slots=slots, back_ends=memory))
     lines = written(made)
     assert (
         '-blockdev {"driver":"file","filename":"<vmckpt:disk0>","node-name":"f",'
@@ -201,7 +209,7 @@ def test_json_as_libvirt_writes_it() -> None:
     ) in lines
     assert "-audiodev driver=none,id=a1" in lines
     assert "-machine type=pc-i440fx-10.0,memory-backend=mem" in lines
-    assert not any("memory-backend-file" in line for line in lines)
+    assert f"-object {RAM.replace('pc.ram', 'mem')}" in lines
     (found,) = made.disks
     assert (found.node, found.node_now, found.format) == ("top", "top", "qcow2")
 
@@ -282,6 +290,110 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
     assert backend.format("/dev/hugepages") in written(made)
     one = facts(line.replace("/vm,", ","), directories=frozenset({"/dev/hugepages"}))
     assert backend.format("/dev/hugepages") in written(rewrite("web", one))
+
+
+NUMA = (
+    "-m 512M,slots=2,maxmem=2G -object memory-backend-ram,id=n0,size=128M "
+    '-object {"qom-type":"memory-backend-memfd","id":"n1","size":134217728,"share":true} '
+    "-numa node,memdev=n0,cpus=0 -numa node,memdev=n1 "
+    "-object memory-backend-file,id=d0,size=256M,mem-path=/dev/shm/d0,share=on "
+    "-device pc-dimm,memdev=d0,id=dimm0"
+)
+SIZES = {"n0": 128 * MIB, "n1": 128 * MIB, "d0": 256 * MIB}
+DIMM, PLACED = {"dimm0": "pc-dimm"}, {"dimm0": MemoryModule(1 << 32, 1)}
+
+
+def of_memory(line: str = NUMA, **more: Any) -> Rewritten:
+    found = facts(line, devices=DIMM, back_ends=SIZES, modules=PLACED)
+    return rewrite("web", found._replace(**more))
+
+
+def test_blocks_of_memory_are_parts_of_one_file() -> None:
+    """The first back end that QEMU makes has to make the file as large as it becomes."""
+    lines = written(of_memory())
+    objects = [json.loads(line.split()[1]) for line in lines if line.startswith("-object")]
+    assert [(one["id"], one["size"], one.get("offset", 0)) for one in objects] == [
+        ("n0", 128 * MIB, 384 * MIB), ("n1", 128 * MIB, 256 * MIB), ("d0", 256 * MIB, 0),
+    ]  # fmt: skip
+    assert {one["mem-path"] for one in objects} == {"<vmckpt:ram>"}
+    assert all(one["share"] for one in objects)
+    assert "-numa node,memdev=n0,cpus=0" in lines
+    assert "-device driver=pc-dimm,memdev=d0,id=dimm0,addr=4294967296,slot=1" in lines
+    assert "-machine type=pc-i440fx-10.0" in lines
+    assert ram_names(of_memory().arguments) == ("d0", "n1", "n0")
+
+
+def test_a_module_is_besides_the_memory_of_m() -> None:
+    line = "-m 256M,slots=2,maxmem=2G -object memory-backend-ram,id=d0,size=256M "
+    line += "-device pc-dimm,memdev=d0,id=dimm0"
+    made = of_memory(line, back_ends={"d0": 256 * MIB, "pc.ram": 256 * MIB})
+    assert ram_names(made.arguments) == ("pc.ram", "d0")
+    assert "-machine type=pc-i440fx-10.0,memory-backend=pc.ram" in written(made)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "more"),
+    [
+        ("memory-backend-ram,id=n0", "memory-backend-ram,host-nodes=0,policy=bind,id=n0", {}),
+        ('"share":true', '"share":true,"hugetlb":true', {}),
+        ("/dev/shm/d0", "/dev/hugepages", {}),
+        ("/dev/shm/d0", "/mnt/pmem,pmem=on", {}),
+        ("/dev/shm/d0,share=on", "/dev/shm/d0,share=off,readonly=on", {}),
+        ("/dev/shm/d0", "d0", {}),
+        ("pc-dimm", "nvdimm", {"memory_bytes": 256 * MIB}),
+        ("-numa node,memdev=n1", "-numa node,memdev=n1", {"version": QemuVersion(8, 0, 9)}),
+    ],
+)
+def test_what_no_file_of_vmckpts_can_replace_stays_as_it_is(
+    old: str, new: str, more: dict[str, Any]
+) -> None:
+    """Half of its memory in such a file would be half of a checkpoint."""
+    assert old in NUMA
+    made = of_memory(NUMA.replace(old, new), **more)
+    assert ram_names(made.arguments) == ()
+    assert not any("<vmckpt:ram>" in word for word in made.arguments)
+
+
+HUGE = "/dev/hugepages"
+IN_HUGE: dict[str, Any] = {
+    "huge_pages": frozenset({HUGE, f"{HUGE}/m"}),
+    "directories": frozenset({HUGE}),
+    "back_ends": {"d0": 256 * MIB, "pc.ram": 256 * MIB},
+}
+MODULE = "-object memory-backend-{},id=d0,size=256M -device pc-dimm,memdev=d0,id=dimm0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"-m 256M,slots=2,maxmem=2G -mem-path {HUGE} -mem-prealloc "
+        + MODULE.format(f"file,mem-path={HUGE},prealloc=on"),
+        f"-m 256M,slots=2,maxmem=2G -mem-path {HUGE}/m " + MODULE.format(f"file,mem-path={HUGE}/m"),
+    ],
+)
+def test_what_is_all_in_huge_pages_stays_in_huge_pages(line: str) -> None:
+    made = of_memory(line, **IN_HUGE)
+    assert made.ram_dir == Path(HUGE)
+    assert ram_names(made.arguments) == ("pc.ram", "d0")
+    assert not {"-mem-path", "-mem-prealloc"} & {*made.arguments}
+    assert not any("prealloc" in word for word in made.arguments)
+    seen = facts(line)
+    assert parse_spec(spec_text("web", seen, made), "spec", Path("/")).ram_dir == Path(HUGE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"-m 256M,slots=2,maxmem=2G -mem-path {HUGE} " + MODULE.format("ram"),
+        "-m 256M,slots=2,maxmem=2G " + MODULE.format(f"file,mem-path={HUGE}"),
+        "-m 256M,slots=2,maxmem=2G -mem-path /elsewhere " + MODULE.format("ram"),
+    ],
+)
+def test_memory_of_two_kinds_stays_where_it_is(line: str) -> None:
+    """One file has one kind of pages."""
+    made = of_memory(line, **IN_HUGE)
+    assert (ram_names(made.arguments), made.ram_dir) == ((), Path("/dev/shm"))
+    assert ("-mem-path" in made.arguments) == ("-mem-path" in line)
 
 
 def test_what_leaves_its_directory_alone_keeps_relative_paths() -> None:

@@ -56,6 +56,15 @@ def test_the_parts_of_a_domain_are_found() -> None:
     assert [one.verdict for one in described("web", 512 << 20, found)] == [Verdict.OK]
 
 
+def test_nodes_memory_modules_and_huge_pages_are_in_qemu_alone() -> None:
+    numa = (
+        "<memoryBacking><hugepages/></memoryBacking>"
+        "<cpu><numa><cell id='0'/><cell id='1'/></numa></cpu><devices>"
+    )
+    xml = changed("<devices>", numa).replace("</devices>", "<memory model='dimm'/></devices>")
+    assert parts_of(xml).obstacles == ()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
@@ -65,12 +74,15 @@ def test_the_parts_of_a_domain_are_found() -> None:
             "<nvram type='network'><source name='n'/></nvram></os>",
             "UEFI variables are not",
         ),
-        ("<devices>", "<memoryBacking><hugepages/></memoryBacking><devices>", "huge pages"),
-        ("<devices>", "<cpu><numa><cell id='0'/></numa></cpu><devices>", "NUMA"),
         ("<devices>", "<launchSecurity type='sev'/><devices>", "encrypted memory"),
         ("</devices>", "<hostdev mode='subsystem' type='pci'/></devices>", "passed through"),
         ("</devices>", "<filesystem type='mount'/></devices>", "file system"),
-        ("</devices>", "<memory model='dimm'/></devices>", "memory modules"),
+        (
+            "</devices>",
+            "<memory model='virtio-mem'/></devices>",
+            "of model virtio-mem",
+        ),
+        ("</devices>", "<memory model='nvdimm'/></devices>", "of model nvdimm"),
         ("<interface type='bridge'>", "<interface type='vhostuser'>", "vhostuser"),
         ("<model type='virtio'/><alias name='video0'/>", "<model type='qxl'/>", "qxl"),
         (

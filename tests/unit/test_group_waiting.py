@@ -65,7 +65,7 @@ def test_it_is_first_for_the_moment_alone(monkeypatch: pytest.MonkeyPatch) -> No
     vm: Any = SimpleNamespace(
         spec=SimpleNamespace(memory_bytes=0, ram_dir=None),
         qemu=SimpleNamespace(files=files, process=SimpleNamespace(pid=1)),
-        ram_name="ram0",
+        ram_names=("ram0",),
         ram_is_shared=True,
     )
     monitor: Any = SimpleNamespace()

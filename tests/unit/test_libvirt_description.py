@@ -6,7 +6,7 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.domains.definition.description import DomainInterface, parse_domain
+from vmckpt.vm.domains.definition.description import Description, DomainInterface, parse_domain
 from vmckpt.vm.domains.flags import DomainState, PausedReason
 from vmckpt.vm.domains.inventory import Domain, choose
 from vmckpt.vm.domains.replies import DomainInfo
@@ -49,6 +49,55 @@ def test_what_vmckpt_has_to_know_is_read() -> None:
     )  # fmt: skip
     assert (cdrom.kind, cdrom.path, cdrom.read_only) == ("empty", None, True)
     assert (block.path, block.shareable, block.format) == (Path("/dev/x"), True, "raw")
+
+
+CELLS = (
+    """<cpu><numa><cell id='0' memory='98304'/><cell id='1' memory='96' unit='MiB'/></numa></cpu>"""
+)
+MODULE = (
+    "<memory model='dimm'{}><target><size unit='MiB'>128</size><node>1</node></target>{}</memory>"
+)
+
+
+def of_memory(xml: str, devices: str = "") -> Description:
+    return parse_domain(
+        f"<domain><os><type>hvm</type></os><memory unit='MiB'>320</memory>{xml}"
+        f"<devices>{devices}</devices></domain>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("xml", "devices", "blocks"),
+    [
+        ("", "", (320,)),
+        (CELLS, "", (96, 96)),
+        ("", MODULE.format("", ""), (192, 128)),
+        (CELLS, 2 * MODULE.format("", ""), (96, 96, 128, 128)),
+    ],
+)
+def test_each_node_and_each_module_is_a_block(
+    xml: str, devices: str, blocks: tuple[int, ...]
+) -> None:
+    found = of_memory(xml, devices)
+    assert found.ram_blocks == tuple(mib << 20 for mib in blocks)
+    assert (found.private_memory, found.binds_memory) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("xml", "devices", "private", "bound"),
+    [
+        ("<memoryBacking><source type='memfd'/></memoryBacking>", "", False, False),
+        (CELLS.replace("id='1'", "id='1' memAccess='shared'"), "", False, False),
+        (CELLS.replace("id='1'", "id='1' memAccess='private'"), "", True, False),
+        ("", MODULE.format(" access='shared'", ""), False, False),
+        ("", MODULE.format("", "<source><pagesize>2048</pagesize></source>"), False, False),
+        ("", MODULE.format("", "<source><nodemask>0</nodemask></source>"), False, True),
+        ("<numatune><memory mode='strict' nodeset='0'/></numatune>", "", True, True),
+    ],
+)
+def test_where_its_memory_is(xml: str, devices: str, private: bool, bound: bool) -> None:
+    found = of_memory(xml, devices)
+    assert (found.private_memory, found.binds_memory) == (private, bound)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.kernel import BOOT_ID
 from vmckpt.hosts.processes.process import ProcessId
 from vmckpt.options.migration import AtTarget, Method, MigrationOptions, OnTimeout
-from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE
+from vmckpt.preflight.destination_host import USERFAULTFD, USERFAULTFD_DEVICE, machine
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
 from vmckpt.preflight.migration.checks import Preflight, locking, preflight
 from vmckpt.preflight.migration.dirty_log import loss
@@ -30,7 +30,7 @@ from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Platform, Qemu
-from vmckpt.vm.spec.spec import parse_spec
+from vmckpt.vm.spec.spec import Adopted, parse_spec
 
 NEW = Abilities(
     version=QemuVersion(10, 0, 2),
@@ -473,6 +473,20 @@ def test_memory_that_the_target_has_no_room_for(tmp_path: Path) -> None:
     assert refusals(huge, target) == {"memory"}
     nowhere = vm._replace(spec=vm.spec._replace(ram_dir=Path("/gone")))
     assert refusals(nowhere, target) == {"memory"}
+
+
+@pytest.mark.parametrize(("there", "refused"), [(NEW, False), (OLD, True)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_blocks_of_memory_in_one_file_need_a_qemu_that_has_them(
+    tmp_path: Path, there: Abilities, count: int, *, refused: bool
+) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", there)
+    ram = '{{"qom-type":"memory-backend-file","id":"m{0}","mem-path":"<vmckpt:ram>","offset":{0}}}'
+    words = [word for number in range(count) for word in ("-object", ram.format(number))]
+    vm = stopped_vm(source)
+    vm = vm._replace(spec=vm.spec._replace(adopted=Adopted(tuple(words), (), ())))
+    is_found = "memory-blocks" in {one.code for one in machine(vm, target, there)}
+    assert is_found is (refused and count == 2)
 
 
 def test_an_option_that_the_pair_cannot_do_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
 from vmckpt.units import GIB, MIB
-from vmckpt.vm.adopted.holes import ram_name
+from vmckpt.vm.adopted.holes import ram_names
 from vmckpt.vm.create import read_spec
 from vmckpt.vm.spec.spec import Boot, Disk, Firmware, Nic, Placement, Spec, anchored, parse_spec
 
@@ -310,10 +310,17 @@ def test_arguments_of_an_adopted_machine_that_are_no_options_are_refused(
 
 
 @pytest.mark.parametrize(
-    "argument", ['{"mem-path":"<vmckpt:ram>"}', '{"id":[1],"a":"<vmckpt:ram>"}']
+    "argument",
+    [
+        '{"mem-path":"<vmckpt:ram>"}',
+        '{"id":[1],"a":"<vmckpt:ram>"}',
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":-1}',
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":"%s"}' % ("9" * 5000),
+        '{"id":"m","mem-path":"<vmckpt:ram>","offset":"x"}',
+    ],
 )
 def test_memory_without_a_name_is_not_where_vmckpt_puts_it(argument: str) -> None:
-    assert ram_name(["-object", argument]) is None
+    assert ram_names(["-object", argument]) == ()
 
 
 def test_a_kernels_command_line_may_begin_like_an_object() -> None:

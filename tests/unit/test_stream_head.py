@@ -85,6 +85,49 @@ def test_many_pages_are_what_each_of_them_is(count: int, empty: bool) -> None:
     assert stream == expected + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + DEVICES
 
 
+MODULE = RamBlock("/objects/dimm0", 3 * PAGE_BYTES, 3 * PAGE_BYTES, 0x6F0000000000)
+NODES = [RamBlock(f"ram-node{n}", 2 * PAGE_BYTES, 2 * PAGE_BYTES, 0x1000000 * n) for n in (1, 2)]
+# Two of another kind are between the blocks of the guest's RAM.
+SEVERAL = (MODULE, CARD, NODES[0], TABLES, NODES[1])
+RAM_NAMES = ("dimm0", "ram-node1", "ram-node2")
+
+
+def test_ram_in_several_blocks_is_one_image() -> None:
+    contents = {CARD.name: bytes(2 * PAGE_BYTES), TABLES.name: b"t" * PAGE_BYTES}
+    head = read_stream_head(stream_head("pc-q35-1", SEVERAL, contents) + DEVICES)
+    assert head.absent == ("/objects/dimm0", "ram-node1", "ram-node2")
+    assert [size // PAGE_BYTES for size in head.ram_sizes] == [3, 2, 2]
+    assert head.first_pages == (0, 3, 5, 7)
+    # As the store delivers them: in any order.
+    numbers = [1, 2, 3, 4, 5, 0, 6]
+    contents_of = b"".join(bytes([97 + number]) * PAGE_BYTES for number in numbers)
+    stream = b"".join(plain_end(head, [RamPages(np.array(numbers), contents_of)]))
+
+    def named(offset: int, name: str, byte: bytes) -> bytes:
+        word = (offset * PAGE_BYTES | 8).to_bytes(8, "big")
+        return word + bytes([len(name)]) + name.encode() + byte * PAGE_BYTES
+
+    def same(offset: int, byte: bytes) -> bytes:
+        return (offset * PAGE_BYTES | 0x28).to_bytes(8, "big") + byte * PAGE_BYTES
+
+    expected = [
+        named(1, "/objects/dimm0", b"b") + same(2, b"c"),
+        named(0, "ram-node1", b"d") + same(1, b"e"),
+        named(0, "ram-node2", b"f"),
+        named(0, "/objects/dimm0", b"a"),
+        named(1, "ram-node2", b"g"),
+    ]
+    assert stream == b"".join(expected) + b"\0\0\0\0\0\0\0\x10\x7e\0\0\x27\x0f" + DEVICES
+    # A mark for each block.
+    marks = [plain_page(head, number, b"m" * PAGE_BYTES) for number in head.first_pages[:-1]]
+    assert marks == [named(0, name, b"m") for name in head.absent]
+
+
+def test_other_memory_is_all_but_several_blocks() -> None:
+    assert readable(SEVERAL, RAM_NAMES) == [(0x10000, 0x12000), (0x20000, 0x22000)]
+    assert readable(SEVERAL, (*RAM_NAMES, "dimm1")) is None
+
+
 @pytest.mark.parametrize(
     "stream",
     [
@@ -125,7 +168,7 @@ class Memory:
 
 
 def head_of(memory: Memory) -> ReadHead:
-    return ReadHead("pc-q35-1", BLOCKS, "ram0", cast("OtherBlocks", memory))
+    return ReadHead("pc-q35-1", BLOCKS, ("ram0",), cast("OtherBlocks", memory))
 
 
 def expected(card: bytes, tables: bytes, blocks: Sequence[RamBlock] = BLOCKS) -> bytes:
@@ -212,8 +255,8 @@ def test_memory_that_changed_its_place_is_an_error(blocks: Sequence[RamBlock]) -
 
 
 def test_other_memory_is_all_but_the_guests_ram() -> None:
-    assert readable(BLOCKS, "ram0") == [(0x10000, 0x12000), (0x20000, 0x22000)]
-    assert readable((RAM,), "ram0") == []
+    assert readable(BLOCKS, ("ram0",)) == [(0x10000, 0x12000), (0x20000, 0x22000)]
+    assert readable((RAM,), ("ram0",)) == []
 
 
 @pytest.mark.parametrize(
@@ -230,9 +273,9 @@ def test_other_memory_is_all_but_the_guests_ram() -> None:
     ],
 )
 def test_what_a_qemu_cannot_have_is_not_read(change: dict[str, Any]) -> None:
-    assert readable((RAM, TABLES, CARD._replace(**change)), "ram0") is None
+    assert readable((RAM, TABLES, CARD._replace(**change)), ("ram0",)) is None
 
 
 @pytest.mark.parametrize("blocks", [(), (CARD,), (RAM, RAM._replace(name="x/ram0"))])
 def test_without_one_ram_file_nothing_is_read(blocks: Sequence[RamBlock]) -> None:
-    assert readable(blocks, "ram0") is None
+    assert readable(blocks, ("ram0",)) is None

@@ -330,7 +330,7 @@ class Taking:
         where = await require_ram(vm, self._monitor)
         async with capturing(
             vm.qemu.process.pid, where.ram, self._monitor, output, pausing,
-            ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
+            ram_bytes=vm.spec.memory_bytes, ram_names=where.names,
         ) as capture:  # fmt: skip
             with pausing():
                 self._pauses_s.append(await capture.learn_devices())

@@ -299,8 +299,10 @@ def started(vm: "Vm") -> Started:
 
 
 def _cannot(vm: "Vm") -> tuple[str, ...]:
-    """What memory that is in pieces rules out."""
-    return () if vm.ram_name is not None else ("checkpoint", "fork", "group", "replicate")
+    """What its memory rules out: elsewhere than where vmckpt puts it, or in several blocks."""
+    if not vm.ram_names:
+        return ("checkpoint", "fork", "group", "replicate")
+    return ("replicate",) if len(vm.ram_names) > 1 else ()
 
 
 def info(inspected: "VmStatus") -> VmInfo:

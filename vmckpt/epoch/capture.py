@@ -62,11 +62,11 @@ async def capturing(
     pausing: Pausing = nullcontext,
     *,
     ram_bytes: int | None = None,
-    ram_name: str = RAM_NAME,
+    ram_names: tuple[str, ...] = (RAM_NAME,),
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
 
-    `ram_name` is the name that QEMU has for its guest's RAM.
+    `ram_names` are the names that QEMU has for the blocks of its guest's RAM.
 
     `monitor` is its operator monitor, used exclusively. With `guard`, a guard resumes the guest if
     this process dies during a pause. `pausing` is entered for each pass's pause. Raises OSError as
@@ -75,10 +75,10 @@ async def capturing(
     # The settings of a lent QEMU are its owner's: its devices are only saved, never migrated.
     async with nullcontext() if monitor.is_lent else saving(monitor, CAPABILITIES, PARAMETERS):
         blocks = await ram_blocks(monitor)
-        others = readable(blocks, ram_name)
+        others = readable(blocks, ram_names)
         with tracking(pid, ram, page_tracking(), ram_bytes, others or ()) as tracker:
             memory = None if others is None else tracker.others
-            async with devices_of(monitor, blocks, ram_name, memory) as devices:
+            async with devices_of(monitor, blocks, ram_names, memory) as devices:
                 yield Capture(
                     pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing
                 )

@@ -29,10 +29,13 @@ from vmckpt.sequence.steps import finish
 
 @asynccontextmanager
 async def devices_of(
-    monitor: Monitor, blocks: Sequence[RamBlock], ram: str, memory: OtherBlocks | None
+    monitor: Monitor,
+    blocks: Sequence[RamBlock],
+    ram: tuple[str, ...],
+    memory: OtherBlocks | None,
 ) -> AsyncIterator["Devices"]:
     """The means to save a VM's devices, for the block. `blocks`: all its RAM, `ram` its guest's
-    by name; `memory`: the others, if they can be read. Raises as `Monitor.ask` does.
+    by their names; `memory`: the others, if they can be read. Raises as `Monitor.ask` does.
     """
     with monitor.events("RESET") as resets, _memory() as (fd, writer):
         head: Head = LearnedHead(resets, has_only_roms=has_only_roms(blocks, ram))

@@ -78,7 +78,7 @@ class ReadHead:
     follows_blocks = True
 
     def __init__(
-        self, machine: str, blocks: Sequence[RamBlock], ram: str, memory: OtherBlocks
+        self, machine: str, blocks: Sequence[RamBlock], ram: tuple[str, ...], memory: OtherBlocks
     ) -> None:
         self._machine, self._blocks, self._memory = machine, tuple(blocks), memory
         self._ram = ram
@@ -213,28 +213,25 @@ def head_of(migrated: bytes, saved: bytes) -> bytes | None:
     return migrated[:at] if np.count_nonzero(differing) <= _MOST_DIFFERING_BYTES else None
 
 
-def ram_block(blocks: Sequence[RamBlock], ram: str) -> RamBlock | None:
-    """The guest's RAM, by its name; None: it is not one block."""
-    named = [block for block in blocks if _is_called(block, ram)]
-    return named[0] if len(named) == 1 else None
+def guest_blocks(blocks: Sequence[RamBlock], ram: tuple[str, ...]) -> list[RamBlock] | None:
+    """The blocks of the guest's RAM, in the order of their names; None: QEMU does not list them."""
+    named = [[block for block in blocks if block.component == name] for name in ram]
+    is_clear = bool(named) and all(len(found) == 1 for found in named)
+    return [found[0] for found in named] if is_clear else None
 
 
-def others(blocks: Sequence[RamBlock], ram: str) -> list[RamBlock]:
+def others(blocks: Sequence[RamBlock], ram: tuple[str, ...]) -> list[RamBlock]:
     """All blocks except the guest's RAM."""
-    return [block for block in blocks if not _is_called(block, ram)]
+    return [block for block in blocks if block.component not in ram]
 
 
-def _is_called(block: RamBlock, ram: str) -> bool:
-    return block.name.rpartition("/")[2] == ram
-
-
-def readable(blocks: Sequence[RamBlock], ram: str) -> list[Span] | None:
+def readable(blocks: Sequence[RamBlock], ram: tuple[str, ...]) -> list[Span] | None:
     """The addresses of all blocks except the guest's RAM; None: they are unknown or implausible.
 
     Implausible: not what a QEMU can report.
     """
     rest, spans = others(blocks, ram), list[Span]()
-    if ram_block(blocks, ram) is None:
+    if guest_blocks(blocks, ram) is None:
         return None
     for block in rest:
         if block.address is None or not _is_sound(block):
@@ -244,9 +241,9 @@ def readable(blocks: Sequence[RamBlock], ram: str) -> list[Span] | None:
     return spans if total_bytes <= MOST_OTHER_BYTES else None
 
 
-def has_only_roms(blocks: Sequence[RamBlock], ram: str) -> bool:
+def has_only_roms(blocks: Sequence[RamBlock], ram: tuple[str, ...]) -> bool:
     """Whether all of a VM's RAM except its own is ROMs. False if QEMU does not list it."""
-    is_there = ram_block(blocks, ram) is not None
+    is_there = guest_blocks(blocks, ram) is not None
     return is_there and all(_is_rom(block.name) for block in others(blocks, ram))
 
 

@@ -11,6 +11,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Events, Monitor
+from vmckpt.qemu.stream_head import plain_stream, read_stream_head
 from vmckpt.sequence.in_thread import in_thread
 
 LOAD_TIMEOUT_S, _CHECK_S = 10.0, 0.5
@@ -19,11 +20,16 @@ _FD_NAME = "vmckpt-state"
 SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
-async def load_devices(monitor: Monitor, device_state: bytes) -> None:
+async def load_devices(
+    monitor: Monitor, device_state: bytes, *, has_several_blocks: bool = False
+) -> None:
     """Load the guest, paused and ready to run. `SETTINGS` have been set.
 
-    Raises OperationFailedError; then this QEMU is no longer usable.
+    `has_several_blocks`: of RAM. Raises OperationFailedError; then this QEMU is no longer usable.
     """
+    if has_several_blocks and (plain := _as_plain(device_state)) is not None:
+        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        device_state = plain
     reader, writer = os.pipe()
     feeding = asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
     with open_fd(reader):
@@ -38,6 +44,18 @@ async def load_devices(monitor: Monitor, device_state: bytes) -> None:
         why="loading the state of its devices failed: see its stderr.log",
         remedy="use the QEMU and the machine type that saved it",
     )
+
+
+def _as_plain(device_state: bytes) -> bytes | None:
+    """The same as an ordinary stream: pages of RAM that do not come stay as they are.
+
+    With `x-ignore-shared` each block says where the guest sees it, which a head that was read out
+    of QEMU's memory does not know. None: its head was learned, and is QEMU's own.
+    """
+    try:
+        return b"".join(plain_stream(read_stream_head(device_state), ()))
+    except ValueError:
+        return None
 
 
 async def has_loaded(monitor: Monitor, events: Events) -> bool:

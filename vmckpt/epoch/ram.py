@@ -6,38 +6,38 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from vmckpt.epoch.devices import ram_blocks
-from vmckpt.epoch.head import ram_block, readable
+from vmckpt.epoch.head import guest_blocks, readable
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.private.guest_ram import GuestRam
+from vmckpt.memory.ram_file import Span
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import Vm
 
 
 class VmRam(NamedTuple):
-    """The RAM of a running VM, and what its QEMU calls it."""
+    """The RAM of a running VM, and what its QEMU calls its blocks."""
 
-    name: str
+    names: tuple[str, ...]
     ram: GuestRam
 
 
 async def find_ram(vm: Vm, monitor: Monitor) -> VmRam | None:
-    """Its RAM; None: it is private to its QEMU, at an unknown address or in several parts.
+    """Its RAM; None: it is private to its QEMU, which does not report where all of it is.
 
     Raises as `Monitor.ask` does.
     """
-    name, file = vm.ram_name, vm.qemu.files.ram(vm.spec.ram_dir)
-    if name is None:
-        return None
+    names, file = vm.ram_names, vm.qemu.files.ram(vm.spec.ram_dir)
     if vm.ram_is_shared:
-        return VmRam(name, GuestRam(file))
+        return VmRam(names, GuestRam(file))
     blocks = await ram_blocks(monitor)
-    block = ram_block(blocks, name)
-    if block is None or block.address is None or readable(blocks, name) is None:
-        return None
-    if not block.used_bytes == block.total_bytes == vm.spec.memory_bytes:
-        return None
-    span = (block.address, block.address + block.used_bytes)
-    return VmRam(name, GuestRam(None, span))
+    mine, spans = guest_blocks(blocks, names) or (), list[Span]()
+    for block in mine:
+        if block.address is None or block.used_bytes != block.total_bytes:
+            return None
+        spans.append((block.address, block.address + block.used_bytes))
+    if sum(end - start for start, end in spans) != vm.spec.memory_bytes:
+        return None  # it has memory that is no RAM of its own, such as an NVDIMM
+    return None if readable(blocks, names) is None else VmRam(names, GuestRam(None, tuple(spans)))
 
 
 async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:
@@ -46,8 +46,7 @@ async def require_ram(vm: Vm, monitor: Monitor) -> VmRam:
     if found is None:
         raise RefusedError(
             f"the memory of '{vm.name}' cannot be read while it runs",
-            why="it is private to its QEMU, which does not report its address (10.0 does), or "
-            "has it in several parts",
+            why="it is private to its QEMU, which does not report where all of it is (10.0 does)",
             remedy=f"save it as a whole: vmckpt checkpoint create {vm.name} --kind file",
         )
     return found

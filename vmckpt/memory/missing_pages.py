@@ -33,8 +33,9 @@ from pathlib import Path
 import numpy as np
 
 from vmckpt.memory.dirty_pages import Mapping, find_mappings
+from vmckpt.memory.private.process_memory import addresses_of, laid_out
 from vmckpt.memory.process_call import NR_MADVISE, call_there, descriptor_of
-from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
 
 _NR_USERFAULTFD = 323
 _API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
@@ -87,29 +88,30 @@ class SharedRam:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousRam:
-    """Private memory of a process, from address `start` on."""
+    """Private memory of a process: the addresses of its blocks, which count as one image."""
 
-    start: int
-    size_bytes: int
+    blocks: tuple[Span, ...]
 
     def mappings(self, _pid: int) -> Sequence[Mapping]:
         """Where the process has it."""
-        return (Mapping(self.start, self.start + self.size_bytes, 0),)
+        return laid_out(self.blocks)
 
     def present(self, pid: int) -> "np.ndarray":
         """For each page, whether the process has it. Raises OSError."""
-        count = self.size_bytes // PAGE_BYTES
+        found = list[np.ndarray]()
         with _pagemap(pid) as fd:
-            entries = os.pread(fd, 8 * count, self.start // PAGE_BYTES * 8)
-        if len(entries) != 8 * count:
-            raise ProcessLookupError(errno.ESRCH, "the process has ended")
-        found: np.ndarray = np.frombuffer(entries, np.uint64) & np.uint64(_PRESENT) != 0
-        return found
+            for start, end in self.blocks:
+                count = (end - start) // PAGE_BYTES
+                entries = os.pread(fd, 8 * count, start // PAGE_BYTES * 8)
+                if len(entries) != 8 * count:
+                    raise ProcessLookupError(errno.ESRCH, "the process has ended")
+                found.append(np.frombuffer(entries, np.uint64) & np.uint64(_PRESENT) != 0)
+        return np.concatenate(found)
 
     def is_present(self, pid: int, offset: int) -> bool:
         """Whether the process has a page. Raises OSError."""
-        page = AnonymousRam(self.start + offset, PAGE_BYTES)
-        return bool(page.present(pid).all())
+        page = addresses_of(self.mappings(pid), [(offset, offset + PAGE_BYTES)])
+        return bool(AnonymousRam(tuple(page)).present(pid).all())
 
     def is_guarded(self, pid: int) -> bool:
         """Whether the process waits at pages of it that are missing; a process that has ended does
@@ -123,14 +125,15 @@ class AnonymousRam:
         for line in lines:
             if (found := _SPAN.match(line)) is not None:
                 start, end = (int(part, 16) for part in found.groups())
-                is_here = start <= self.start < end
-            elif is_here and line.startswith(b"VmFlags:"):
-                return _WAITS in line.split()
+                is_here = any(start <= first < end for first, _ in self.blocks)
+            elif is_here and line.startswith(b"VmFlags:") and _WAITS in line.split():
+                return True
         return False
 
     def drop(self, pid: int) -> None:
         """Make all of it missing, whatever was there. Raises OSError."""
-        call_there(pid, NR_MADVISE, self.start, self.size_bytes, _MADV_DONTNEED)
+        for start, end in self.blocks:
+            call_there(pid, NR_MADVISE, start, end - start, _MADV_DONTNEED)
 
 
 class MissingPages:

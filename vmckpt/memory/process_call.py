@@ -138,15 +138,19 @@ def call_there(pid: int, number: int, *arguments: int) -> int:
 
 
 def map_there(
-    pid: int, path: Path, span: tuple[int, int], advice: Sequence[int], *, shared: bool = False
+    pid: int,
+    path: Path,
+    spans: Sequence[tuple[int, int]],
+    advice: Sequence[int],
+    *,
+    shared: bool = False,
 ) -> None:
-    """Replace the memory of `pid` from `span[0]` to `span[1]` with a mapping of a file: a private
-    one, or a `shared` one.
+    """Replace the memory of `pid` at these addresses with mappings of a file: private or `shared`.
 
-    `advice`: madvise(2) values to apply to that mapping. Conditions as for `call_there`. Raises
-    OSError; unless madvise failed, nothing was changed.
+    The spans have the file's content one after the other. `advice`: madvise(2) values to apply to
+    the mappings. Conditions as for `call_there`. Raises OSError: of the first span, unless madvise
+    failed, nothing was changed; others may have the file's content.
     """
-    start, end = span
     words = os.fsencode(path) + b"\0"
     if len(words) > _MOST_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
@@ -158,11 +162,13 @@ def map_there(
         how = (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC
         file = _call(pid, saved, gate, _NR_OPEN, [at, how])
         try:
-            kind = _SHARED_HERE if shared else _PRIVATE_HERE
-            where = [start, end - start, _READ_WRITE, kind, file, 0]
-            _call(pid, saved, gate, _NR_MMAP, where)
-            for one in advice:
-                _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])
+            kind, offset = _SHARED_HERE if shared else _PRIVATE_HERE, 0
+            for start, end in spans:
+                where = [start, end - start, _READ_WRITE, kind, file, offset]
+                _call(pid, saved, gate, _NR_MMAP, where)
+                offset += end - start
+                for one in advice:
+                    _call(pid, saved, gate, NR_MADVISE, [start, end - start, one])
         finally:
             _call(pid, saved, gate, _NR_CLOSE, [file])
 

@@ -29,8 +29,11 @@ async def memory(vm: Vm, monitor: Monitor, remedy: str = "") -> AsyncIterator[Fi
     if vm.ram_is_shared:
         yield Finding("memory-file", OK, "its memory is a named file")
         return
-    if await find_ram(vm, monitor) is None:
-        reason = "its QEMU has its memory alone, and does not say where (10.0 does), or in pieces"
+    if not vm.ram_names:
+        reason = "its memory stays where its command line says: docs/adopt.md names what does"
+        yield Finding("memory-file", REFUSE, reason, remedy)
+    elif await find_ram(vm, monitor) is None:
+        reason = "its QEMU has its memory alone, and does not say where all of it is (10.0 does)"
         yield Finding("memory-file", REFUSE, reason, remedy)
     elif await vm.host.page_tracking() != PageTracking.PROTECTION:
         reason = f"its QEMU has its memory alone: the kernel of {vm.host.name} cannot track that"

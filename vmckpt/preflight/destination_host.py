@@ -45,12 +45,23 @@ def machine(vm: Vm, destination: Host, theirs: Abilities) -> Iterator[Finding]:
         )
     else:
         yield Finding("machine-type", OK, f"{kind} on both sides")
+    if len(vm.ram_names) > 1:
+        yield from _memory_blocks(destination, theirs)
     model = vm.qemu.platform.cpu.partition(",")[0]
     if model not in theirs.cpu_models:
         reason = f"QEMU {theirs.version} on {destination.name} has no CPU model '{model}'"
         yield Finding("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
     else:
         yield Finding("cpu-model", OK, f"{model}; the features are compared before memory is sent")
+
+
+def _memory_blocks(destination: Host, theirs: Abilities) -> Iterator[Finding]:
+    from vmckpt.vm.adopted.memory import BLOCKS_IN_A_FILE  # few VMs need it
+
+    if theirs.version < BLOCKS_IN_A_FILE:
+        reason = f"QEMU {theirs.version} on {destination.name} has no blocks of memory in one file"
+        remedy = f"use QEMU {BLOCKS_IN_A_FILE} or newer there"
+        yield Finding("memory-blocks", REFUSE, reason, remedy)
 
 
 def _newest(theirs: Abilities) -> str:

@@ -58,8 +58,35 @@ async def query_chardev_labels(monitor: Monitor) -> frozenset[str]:
 
 
 async def query_memory_bytes(monitor: Monitor) -> int:
-    """The guest's initial memory, without memory plugged later."""
-    return (await monitor.ask("query-memory-size-summary", shapes.MemorySize))["base-memory"]
+    """The guest's memory, with its memory modules (DIMMs)."""
+    found = await monitor.ask("query-memory-size-summary", shapes.MemorySize)
+    return found["base-memory"] + found.get("plugged-memory", 0)
+
+
+async def query_back_ends(monitor: Monitor) -> dict[str, int]:
+    """The ids of all memory back ends, and their sizes in bytes.
+
+    The guest's RAM is among them; back ends that no device uses, or that are no RAM, may be, too.
+    """
+    found = await monitor.ask("query-memdev", list[shapes.MemoryBackEnd])
+    return {one["id"]: one["size"] for one in found if "id" in one}
+
+
+class MemoryModule(NamedTuple):
+    """Where a DIMM is: its address in the guest's memory, and its slot."""
+
+    address: int
+    slot: int
+
+
+async def query_memory_modules(monitor: Monitor) -> dict[str, MemoryModule]:
+    """The DIMMs that have an id, by id."""
+    found = await monitor.ask("query-memory-devices", list[shapes.MemoryDevice])
+    return {
+        one["data"]["id"]: MemoryModule(one["data"]["addr"], one["data"]["slot"])
+        for one in found
+        if one["type"] == "dimm" and one["data"].keys() >= {"id", "addr", "slot"}
+    }
 
 
 async def query_ram_id(monitor: Monitor, machine: str) -> str | None:

@@ -42,7 +42,13 @@ MachineInfo = TypedDict(
 )
 KvmInfo = TypedDict("KvmInfo", {"enabled": bool})
 TargetInfo = TypedDict("TargetInfo", {"arch": str})
-MemorySize = TypedDict("MemorySize", {"base-memory": int})
+MemorySize = TypedDict("MemorySize", {"base-memory": int, "plugged-memory": NotRequired[int]})
+
+# Of query-memdev; QEMU's own back end, of `-m` alone, has an id, too.
+# Of other kinds than "dimm" the data is other data.
+Dimm = TypedDict("Dimm", {"id": str, "addr": int, "slot": int}, total=False)
+MemoryDevice = TypedDict("MemoryDevice", {"type": str, "data": Dimm})
+MemoryBackEnd = TypedDict("MemoryBackEnd", {"id": NotRequired[str], "size": int})
 ChardevInfo = TypedDict("ChardevInfo", {"label": str})
 SchemaMember = TypedDict("SchemaMember", {"name": str, "type": str}, total=False)
 SchemaInfo = TypedDict(

@@ -5,7 +5,9 @@ of, and the RAM: a list of all blocks, then pages of those that are not in its m
 """
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +34,11 @@ class RamBlock(NamedTuple):
     used_bytes: int
     total_bytes: int
     address: int | None
+
+    @property
+    def component(self) -> str:
+        """The last part of its name, which may be the path of its back end: the back end's id."""
+        return self.name.rpartition("/")[2]
 
 
 def stream_head(machine: str, blocks: Sequence[RamBlock], contents: Mapping[str, bytes]) -> bytes:
@@ -60,7 +67,7 @@ def stream_head(machine: str, blocks: Sequence[RamBlock], contents: Mapping[str,
 
 class StreamHead(NamedTuple):
     """What `stream_head` made. `pages`: those of `contents`, as in the stream; `rest`: what follows
-    it. `absent`: the blocks that `contents` did not have.
+    it. `absent`: the blocks that `contents` did not have: the guest's RAM.
     """
 
     machine: str
@@ -68,6 +75,17 @@ class StreamHead(NamedTuple):
     pages: bytes
     absent: tuple[str, ...]
     rest: bytes
+
+    @property
+    def ram_sizes(self) -> tuple[int, ...]:
+        """The sizes of the absent blocks."""
+        sizes = dict(self.blocks)
+        return tuple(sizes[name] for name in self.absent)
+
+    @property
+    def first_pages(self) -> tuple[int, ...]:
+        """The number of each absent block's first page, and of the page behind the last block."""
+        return tuple(accumulate((size // _PAGE_BYTES for size in self.ram_sizes), initial=0))
 
 
 def read_stream_head(stream: bytes) -> StreamHead:
@@ -116,7 +134,10 @@ def _read(stream: bytes) -> StreamHead:
 
 
 class RamPages(NamedTuple):
-    """Pages of one block of RAM: their numbers (int64), and their contents; b"": all are zeroes."""
+    """Pages of the guest's RAM: their numbers (int64), and their contents; b"": all are zeroes.
+
+    Its blocks count as one image, in the order in which QEMU lists them.
+    """
 
     numbers: NDArray[np.int64]
     contents: bytes | memoryview
@@ -125,7 +146,7 @@ class RamPages(NamedTuple):
 def plain_stream(head: StreamHead, ram: Iterable[RamPages]) -> Iterator[bytes]:
     """The same machine as an ordinary migration stream: all of its RAM is in it.
 
-    `ram`: pages of the one block that is absent from the head.
+    `ram`: pages of the blocks that are absent from the head.
     """
     yield plain_begin(head)
     yield from plain_end(head, ram)
@@ -150,24 +171,34 @@ def plain_begin(head: StreamHead) -> bytes:
 
 def plain_page(head: StreamHead, number: int, page: bytes | memoryview) -> bytes:
     """Of `plain_stream`, one page of `ram`; others may follow. b"": it is zeroes."""
-    (name,) = head.absent
-    word = number * _PAGE_BYTES | (_PAGE if page else _ZERO)
-    return b"".join([_U64.pack(word), _short(name), page or b"\0"])
+    firsts = head.first_pages
+    block = bisect_right(firsts, number) - 1
+    word = (number - firsts[block]) * _PAGE_BYTES | (_PAGE if page else _ZERO)
+    return b"".join([_U64.pack(word), _short(head.absent[block]), page or b"\0"])
 
 
 def plain_end(head: StreamHead, ram: Iterable[RamPages]) -> Iterator[bytes]:
     """Of `plain_stream`, `ram` and all that follows it."""
-    is_first = True
+    firsts, last = np.array(head.first_pages), -1
     for numbers, contents in ram:
         view = memoryview(contents).cast("B")
-        for at in range(0, len(numbers), _PIECE_PAGES):
-            some = numbers[at : at + _PIECE_PAGES]
-            pages = view[at * _PAGE_BYTES : (at + _PIECE_PAGES) * _PAGE_BYTES]
-            if is_first:
+        blocks = np.searchsorted(firsts, numbers, side="right") - 1
+        for at, end in _pieces(blocks):
+            some, block = numbers[at:end], int(blocks[at])
+            pages = view[at * _PAGE_BYTES : end * _PAGE_BYTES]
+            if block != last:
                 yield plain_page(head, int(some[0]), pages[:_PAGE_BYTES])
-                some, pages, is_first = some[1:], pages[_PAGE_BYTES:], False
-            yield _records(some, pages)
+                some, pages, last = some[1:], pages[_PAGE_BYTES:], block
+            yield _records(some - firsts[block], pages)
     yield _end_of_part() + head.rest
+
+
+def _pieces(blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """The spans of at most `_PIECE_PAGES` pages, each of one block."""
+    changes = (np.flatnonzero(np.diff(blocks)) + 1).tolist()
+    for first, end in pairwise([0, *changes, len(blocks)]):
+        for at in range(first, end, _PIECE_PAGES):
+            yield at, min(at + _PIECE_PAGES, end)
 
 
 def _records(numbers: NDArray[np.int64], pages: memoryview) -> bytes:

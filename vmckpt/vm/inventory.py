@@ -54,16 +54,19 @@ class Vm(NamedTuple):
     def ram_is_shared(self) -> bool:
         """Whether its memory is in a file of vmckpt's, from which it is captured from outside."""
         is_alone = self.qemu.is_foreign or self.qemu.private_ram
-        return not is_alone and self.ram_name is not None
+        return not is_alone and bool(self.ram_names)
 
     @property
-    def ram_name(self) -> str | None:
-        """What QEMU calls the guest's RAM; None: an adopted VM has it elsewhere, or in pieces."""
-        if (adopted := self.spec.adopted) is None:
-            return self.qemu.ram_name or RAM_NAME
-        from vmckpt.vm.adopted.holes import ram_name
+    def ram_names(self) -> tuple[str, ...]:
+        """What QEMU calls the blocks of the guest's RAM, in the order in which they are captured.
 
-        return ram_name(adopted.arguments)
+        (): an adopted VM has it in no file that vmckpt could replace.
+        """
+        if (adopted := self.spec.adopted) is None:
+            return self.qemu.ram_names or (RAM_NAME,)
+        from vmckpt.vm.adopted.holes import ram_names
+
+        return ram_names(adopted.arguments)
 
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""

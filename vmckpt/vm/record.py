@@ -48,8 +48,8 @@ class Qemu(NamedTuple):
     is_foreign: bool = False
     replaces: Replaced | None = None
     private_ram: bool = False
-    # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_name`.
-    ram_name: str = ""
+    # What a domain's QEMU calls the guest's RAM; vmckpt's own and adopted ones: see `Vm.ram_names`.
+    ram_names: tuple[str, ...] = ()
     # The UUID of the libvirt domain whose QEMU it is; "": it is no domain's.
     domain: str = ""
 
@@ -67,7 +67,7 @@ class Qemu(NamedTuple):
                 "private_ram": self.private_ram or None,
                 "memory": None if self.files.is_loose else "directory",
                 "domain": self.domain or None,
-                "ram_name": self.ram_name or None,
+                "ram_names": self.ram_names or None,
             }
         )
 
@@ -83,7 +83,7 @@ class Qemu(NamedTuple):
             found.get("foreign") or False,
             found.get("replaces"),
             found.get("private_ram") or False,
-            found.get("ram_name") or "",
+            found.get("ram_names") or (),
             found.get("domain") or "",
         )
 
@@ -101,7 +101,7 @@ class _VmRecord(TypedDict):
     private_ram: NotRequired[bool | None]
     memory: NotRequired[str | None]
     domain: NotRequired[str | None]
-    ram_name: NotRequired[str | None]
+    ram_names: NotRequired[tuple[str, ...] | None]
 
 
 _SCHEMA = Schema(

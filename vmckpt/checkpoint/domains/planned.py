@@ -69,11 +69,19 @@ class PlannedDomain:
         return parse_domain(self.xml).private_memory
 
     @property
+    def uses_huge_pages(self) -> bool:
+        """Whether its memory is in its host's pool of them."""
+        return parse_domain(self.xml).huge_pages
+
+    @property
     def cannot_share(self) -> str:
         """Why its memory cannot have a file's content; "": it can."""
+        found = parse_domain(self.xml)
         # A page that QEMU gives back would have that content again, where its guest expects zeroes.
-        is_in_the_way = parse_domain(self.xml).reports_free_pages
-        return "its balloon reports free pages (freePageReporting)" if is_in_the_way else ""
+        if found.reports_free_pages:
+            return "its balloon reports free pages (freePageReporting)"
+        # Another mapping is bound to no node.
+        return "its memory is bound to nodes of its host (numatune)" if found.binds_memory else ""
 
     @property
     def images(self) -> tuple[ImageFile, ...]:

@@ -379,8 +379,11 @@ class DomainRestoring:
     async def _reserve_memory(self) -> None:
         """Until the guest runs: of what it has, at least. In place it gets the old guest's.
 
-        Raises RefusedError: another guest would be ended for want of memory.
+        Of huge pages libvirt's QEMU reserves all, or does not start. Raises RefusedError: another
+        guest would be ended for want of memory.
         """
+        if self._plan.uses_huge_pages:
+            return
         ram, record = self._point.manifest.area(RAM), self._files.promised
         needed = ram.chunks * ram.chunk_bytes if ram else 0
         await self._host.make_private_dir(record.parent)

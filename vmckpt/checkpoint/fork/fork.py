@@ -200,8 +200,8 @@ class _Forking:
         if self._facts.kind == FILE:
             copy = "vmckpt checkpoint restore ID --as NAME"
             remedy = f"make a copy of it ({copy}), and fork that"
-            if vm.ram_name is None:
-                remedy = f"make copies, each with memory of its own, which is in pieces: {copy}"
+            if not vm.ram_names:
+                remedy = f"make copies, each with memory of its own: {copy}"
             raise RefusedError(
                 "the checkpoint cannot be forked",
                 why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
@@ -404,7 +404,8 @@ class _Forking:
                     remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
             await commands.migrate_set_capabilities(monitor, SETTINGS)
-            await load_devices(monitor, state)
+            has_several_blocks = len(planned.vm.ram_names) > 1
+            await load_devices(monitor, state, has_several_blocks=has_several_blocks)
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
             if self._options.plugged:
                 await plug_taps(host, spec, files)

@@ -9,7 +9,8 @@ Each step is a line of JSON from the socket, with one line as answer:
     {"go": the file that says that pages are missing}          -> nothing
 
 Then it serves faults and fetches all other pages until the memory is complete. The guest's RAM is
-`ram_file`, or, if that is null, `private` memory of QEMU: its first address and its size in bytes.
+`ram_file`, or, if that is null, `private` memory of QEMU: of each of its blocks the first address
+and the one behind the last.
 `noted` is a file of page numbers to preload (`first_pages.py`), or null for a pager that replaces
 another, and for private memory; `key` is the file with an encrypted store's secret, or missing.
 
@@ -202,7 +203,7 @@ def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _Ra
     if not line:
         return
     vm = json.loads(line)
-    ram = SharedRam(ram_file) if ram_file else AnonymousRam(*vm["private"])
+    ram = SharedRam(ram_file) if ram_file else AnonymousRam(tuple((a, b) for a, b in vm["private"]))
     if vm["again"] is None:
         missing = MissingPages.begin(vm["pid"], ram)
         there = ram.present(vm["pid"])

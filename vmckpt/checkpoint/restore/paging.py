@@ -119,8 +119,7 @@ class PagerProcess:
 
         Raises OperationFailedError.
         """
-        where = None if private is None else (private.start, private.size_bytes)
-        self._tell({"pid": pid, "again": again, "private": where})
+        self._tell({"pid": pid, "again": again, "private": private and private.blocks})
         answer = await self._answer()
         self._missing = replace(
             self._missing,

@@ -5,7 +5,7 @@ Tracking changes nothing that libvirt could see (`vm/domains/process.py`).
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from vmckpt.errors import HostDownError, RefusedError
@@ -80,15 +80,16 @@ class MeasuredDomain:
         domain, host = self.domain, self.domain.host
         if domain.description.huge_pages:
             raise OSError(errno.EOPNOTSUPP, "its memory is in huge pages, which are tracked whole")
-        ram_bytes, lock = domain.description.memory_bytes, lock_path(host.state_dir, domain.name)
+        blocks, lock = domain.description.ram_blocks, lock_path(host.state_dir, domain.name)
         if host.is_this_machine:
 
             async def is_free() -> bool:
                 return read_owner(lock) is None
 
-            tracking = track_domain(domain.uuid, ram_bytes, for_s, is_free)
+            tracking = track_domain(domain.uuid, blocks, for_s, is_free)
         else:
-            words = [str(word) for word in (domain.uuid, ram_bytes, for_s, lock)]
+            sizes = ",".join(map(str, blocks))
+            words = [str(word) for word in (domain.uuid, sizes, for_s, lock)]
             tracking = track_there(host, words, for_s, OBSERVE_DOMAIN)
         found = await self._undisturbed(tracking)
         if found is None:
@@ -148,8 +149,8 @@ class MeasuredDomain:
 
 
 async def track_domain(
-    uuid: str, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
+    uuid: str, blocks: Sequence[int], for_s: float, is_free: Callable[[], Awaitable[bool]]
 ) -> DirtyRate | None:
     """As `track`, for a domain of this machine. Raises OSError as that, `find_qemu`, `find_ram`."""
     pid = await in_thread(partial(find_qemu, uuid))
-    return await track(pid, find_ram(pid, ram_bytes), ram_bytes, for_s, is_free)
+    return await track(pid, find_ram(pid, blocks), sum(blocks), for_s, is_free)

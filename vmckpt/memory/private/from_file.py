@@ -38,7 +38,8 @@ def give_content(pid: int, ram: "AnonymousRam", path: Path, *, shared: bool = Fa
     or the process has ended.
     """
     user = _user_of(pid)
-    words = [str(pid), str(path), str(ram.start), str(ram.size_bytes), str(int(shared))]
+    addresses = (str(address) for block in ram.blocks for address in block)
+    words = [str(pid), str(path), str(int(shared)), *addresses]
     with _allowed(path, user, _READ_WRITE if shared else _READ), _allowed(path.parent, user, _PASS):
         child = subprocess.run(
             [sys.executable, "-I", "-m", "vmckpt.memory.private.from_file", *words],
@@ -80,11 +81,11 @@ def _allowed(path: Path, user: int, permission: int) -> Iterator[None]:
 def main() -> None:
     """Do what the arguments say, answer, end."""
     be_undisturbed()
-    pid, path, start, size_bytes, shared = sys.argv[1:]
-    span = int(start), int(start) + int(size_bytes)
+    pid, path, shared, *addresses = sys.argv[1:]
+    numbers = [int(one) for one in addresses]
+    spans = list(zip(numbers[0::2], numbers[1::2], strict=True))
     try:
-        advice = (_DONTFORK, _DONTDUMP)
-        map_there(int(pid), Path(path), span, advice, shared=shared == "1")
+        map_there(int(pid), Path(path), spans, (_DONTFORK, _DONTDUMP), shared=shared == "1")
     except OSError as exc:
         answer = f"{exc.errno} {exc.strerror}"
     else:

@@ -1,18 +1,17 @@
-"""Find a guest's RAM in a QEMU that cannot be asked: by what a page of it was made to hold."""
+"""Find blocks of a guest's RAM in a QEMU that cannot be asked: by what their first page holds."""
 
 import errno
 import os
 from pathlib import Path
 
-from vmckpt.memory.missing_pages import AnonymousRam
-from vmckpt.memory.ram_file import open_fd
+from vmckpt.memory.ram_file import Span, open_fd
 
 # QEMU aligns a guest's RAM to huge pages (QEMU_VMALLOC_ALIGN).
 _ALIGNED_BYTES = 2 << 20
 _MOST_MAPS_BYTES = 64 << 20
 
 
-def find_marked(pid: int, size_bytes: int, mark: bytes) -> AnonymousRam | None:
+def find_marked(pid: int, size_bytes: int, mark: bytes) -> Span | None:
     """Where a process has private memory of that size that begins with `mark`; None: nowhere.
 
     Raises ProcessLookupError: it has ended.
@@ -31,7 +30,7 @@ def find_marked(pid: int, size_bytes: int, mark: bytes) -> AnonymousRam | None:
             first = -(-start // _ALIGNED_BYTES) * _ALIGNED_BYTES
             for address in range(first, end - size_bytes + 1, _ALIGNED_BYTES):
                 if _read(fd, address, len(mark)) == mark:
-                    return AnonymousRam(address, size_bytes)
+                    return address, address + size_bytes
     return None
 
 

@@ -4,10 +4,9 @@ It has no file that another process could map, so it is read from the process. I
 together with those of the RAM file: in offsets behind the file's end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from vmckpt.memory.dirty_pages import Mapping
-from vmckpt.memory.private.process_memory import read_memory
+from vmckpt.memory.private.process_memory import addresses_of, laid_out, read_memory
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.runs import union
 
@@ -17,11 +16,8 @@ class OtherBlocks:
 
     def __init__(self, pid: int, spans: Sequence[Span], behind: int) -> None:
         self._pid, self._behind, self._written = pid, behind, list[Span]()
-        self.mappings, at = list[Mapping](), behind
-        for start, end in spans:
-            self.mappings.append(Mapping(start, end, at))
-            at += end - start
-        self.size_bytes = at - behind
+        self.mappings = laid_out(spans, behind)
+        self.size_bytes = sum(end - start for start, end in spans)
 
     def noted(self, spans: list[Span]) -> list[Span]:
         """Note which of these are written pages of this image: they come last. Returns the rest."""
@@ -39,13 +35,5 @@ class OtherBlocks:
 
     def copy(self, spans: Sequence[Span]) -> bytes:
         """The current content of the spans, in sequence. Raises OSError."""
-        return read_memory(self._pid, list(self._addresses(spans)))
-
-    def _addresses(self, spans: Sequence[Span]) -> Iterator[Span]:
-        """Where they are in the process."""
-        for start, end in spans:
-            for mapping in self.mappings:
-                shift = mapping.start - (mapping.offset - self._behind)
-                first, last = max(start + shift, mapping.start), min(end + shift, mapping.end)
-                if first < last:
-                    yield first, last
+        offsets = ((self._behind + start, self._behind + end) for start, end in spans)
+        return read_memory(self._pid, addresses_of(self.mappings, offsets))

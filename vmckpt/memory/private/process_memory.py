@@ -3,8 +3,11 @@
 import ctypes
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
+from vmckpt.memory.dirty_pages import Mapping
 from vmckpt.memory.ram_file import Span
 
 _MOST_PARTS = 1024  # UIO_MAXIOV
@@ -34,6 +37,29 @@ def read_memory(pid: int, spans: Sequence[Span]) -> bytes:
             raise OSError(code, f"process_vm_readv: {os.strerror(code)}")
         at += length
     return bytes(buffer)
+
+
+def laid_out(spans: Sequence[Span], offset: int = 0) -> tuple[Mapping, ...]:
+    """Spans of addresses as one image, one after the other, the first one at `offset`."""
+    offsets = accumulate((end - start for start, end in spans), initial=offset)
+    return tuple(Mapping(*span, at) for span, at in zip(spans, offsets, strict=False))
+
+
+def addresses_of(mappings: Sequence[Mapping], spans: Iterable[Span]) -> list[Span]:
+    """Where spans of the image are in the process. It is called in pauses."""
+    shifts = [one.start - one.offset for one in mappings]
+    if len(mappings) == 1:
+        (shift,) = shifts
+        return [(start + shift, end + shift) for start, end in spans]
+    ends = [one.offset + one.end - one.start for one in mappings]
+    found, last = list[Span](), len(ends) - 1
+    for start, end in spans:
+        at = bisect_right(ends, start)
+        while at < last and end > ends[at]:
+            found.append((start + shifts[at], ends[at] + shifts[at]))
+            start, at = ends[at], at + 1  # noqa: PLW2901 - the rest is in the next block
+        found.append((start + shifts[at], end + shifts[at]))
+    return found
 
 
 def _calls(spans: Sequence[Span]) -> Iterator[list[Span]]:

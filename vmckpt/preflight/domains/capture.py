@@ -39,7 +39,7 @@ async def memory(vm: Vm, monitor: Monitor) -> AsyncIterator[Finding]:
         remedy = f"boot Linux 6.7 there; {_otherwise(vm.name)}"
         yield Finding("page-tracking", REFUSE, reason, remedy)
     elif await find_ram(vm, monitor) is None:
-        reason = "its QEMU does not say where its memory is (10.0 does), or has it in pieces"
+        reason = "its QEMU does not say where all of its memory is (10.0 does)"
         yield Finding("memory-file", REFUSE, reason, _otherwise(vm.name))
     else:
         yield Finding("memory-file", OK, "its memory is read from its QEMU")

@@ -39,6 +39,7 @@ async def check(vm: Vm, standby: Host, options: ReplicationOptions) -> list[Find
             await adopted_changes(vm, monitor),
             runs(vm, monitor),
             capture.memory(vm, monitor, remedy=_first(vm)),
+            memory.blocks(vm),
             capture.devices(monitor),
             _output(vm, monitor, holds_output=options.holds_output),
         )
@@ -138,7 +139,7 @@ def second_path(primary: Host, standby: Host) -> Iterator[Finding]:
 
 def _first(vm: Vm) -> str:
     """How a VM gets memory and monitors that are vmckpt's."""
-    if vm.ram_name is None:
+    if len(vm.ram_names) != 1:
         return "run its disks from a spec of vmckpt's own: docs/spec.md says what a spec has"
     return f"migrate it first, there and back: vmckpt migrate {vm.name} HOST"
 

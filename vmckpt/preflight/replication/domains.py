@@ -39,6 +39,7 @@ async def checks_here(
         _unfit(domain, parts),
         _snapshots(domain, session),
         capture.memory(vm, monitor),
+        memory.blocks(vm),
         capture.devices(vm, monitor),
         capture.disks(vm, monitor),
         capture.unused(vm, monitor),

@@ -8,7 +8,7 @@ is sent, the standby until it has arrived completely. So an epoch has a limit: n
 early, and a guest that writes even more in one continues without protection.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.processes.kernel import PageTracking
@@ -114,3 +114,11 @@ def remedy(host: Host) -> str:
         f"end or move other VMs on {host.name}, use a host with more memory, give the VM less, or "
         "accept that processes die when memory runs out: overcommit = true in its spec"
     )
+
+
+def blocks(vm: Vm) -> Iterator[Finding]:
+    """Refuse memory that a standby could not have as one file. Pure."""
+    if len(vm.ram_names) > 1:
+        reason = "its memory is in several blocks (NUMA nodes, memory modules)"
+        remedy = f"schedule checkpoints: vmckpt schedule add {vm.name} --every 15m"
+        yield Finding("memory-blocks", REFUSE, reason, remedy)

@@ -153,7 +153,7 @@ async def _described(
         is_kept and await session.starts_with_host(domain.uuid),
         await query_machine_type(monitor),
         tuple(blocks),
-        vm.ram_name or "",
+        vm.ram_names,
         vm.qemu.process,
         devices_of(domain.seen.xml),
     )

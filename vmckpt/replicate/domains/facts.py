@@ -10,7 +10,7 @@ class ReplicatedDomain:
     """What its primary's libvirt has of it.
 
     `xml`: the running domain's; `definition`: "" for a transient one. `machine` and `blocks`: its
-    QEMU's machine type, and its blocks of RAM with their sizes, `ram_name` the guest's. `process`:
+    QEMU's machine type, and its blocks of RAM with their sizes, `ram_names` the guest's. `process`:
     its QEMU. `devices`: the ids of its devices, and the images of its disks (`devices_of`).
     """
 
@@ -20,6 +20,6 @@ class ReplicatedDomain:
     starts_with_host: bool
     machine: str
     blocks: tuple[tuple[str, int], ...]
-    ram_name: str
+    ram_names: tuple[str, ...]
     process: ProcessId
     devices: tuple[str, ...]

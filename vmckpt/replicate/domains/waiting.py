@@ -80,7 +80,7 @@ class WaitingDomain:
             process = await started.begin(spec, domain, ram)
             qemu = Qemu(
                 files, process, platform, is_foreign=True, replaces=replaces,
-                ram_name=domain.ram_name, domain=domain.uuid,
+                ram_names=domain.ram_names, domain=domain.uuid,
             )  # fmt: skip
             # Written beforehand: at the takeover the disk may be full.
             await host.write_text(directory.awaited_domain, qemu.to_json())
@@ -203,7 +203,7 @@ class _PipedRestore:
         begun = asyncio.ensure_future(
             begin_marked(
                 self._pipe, head_of(domain), image,
-                uuid=domain.uuid, name=spec.name, ram_bytes=spec.memory_bytes,
+                uuid=domain.uuid, name=spec.name,
             )
         )  # fmt: skip
         either: set[asyncio.Future[object]] = {self._restoring, begun}  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ class _PipedRestore:
 
 def head_of(domain: ReplicatedDomain) -> StreamHead:
     """What a QEMU that waits for it reads first: no page of any block."""
-    ram = tuple(name for name, _ in domain.blocks if name.rpartition("/")[2] == domain.ram_name)
+    ram = tuple(name for name, _ in domain.blocks if name.rpartition("/")[2] in domain.ram_names)
     return StreamHead(domain.machine, domain.blocks, b"", ram, b"")
 
 

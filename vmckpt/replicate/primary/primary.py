@@ -158,7 +158,7 @@ async def _capturing(
     where = await require_ram(vm, monitor)
     return capturing(
         vm.qemu.process.pid, where.ram, monitor, output,
-        ram_bytes=vm.spec.memory_bytes, ram_name=where.name,
+        ram_bytes=vm.spec.memory_bytes, ram_names=where.names,
     )  # fmt: skip
 
 

@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vmckpt.vm.adopted import holes
 from vmckpt.vm.adopted.draft import Draft
 from vmckpt.vm.adopted.host_ends import plugged_network
+from vmckpt.vm.adopted.memory import BACK_END, in_file
 from vmckpt.vm.adopted.options import Option
 from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
 
-_MEMORY = re.compile(r"memory-backend-(ram|file|memfd|shm)")
 # The prefix of a driver's name, and the host resource that it hands to the guest.
 _PASSED_THROUGH = {
     "vfio-": "it is a device of the host, passed through",
@@ -34,9 +33,6 @@ _PASSED_THROUGH = {
     "virtio-gpu-rutabaga": "it draws on the host's GPU",
     "virtio-input-host": "it is an input device of the host",
 }
-# Machine types up to 3.1, and Red Hat's of that age: QEMU would call such memory by its path, and
-# migrates by name.
-_NAMES_BY_PATH = re.compile(r"-([0-3]\.\d+(\.\d+)?|rhel[67]\.\d+\.\d+)$")
 # Checkpoints could contain half of a write to it, and restores replace it.
 _SHARED = "other QEMUs may write to its disk, too"
 _ON = ("on", "yes", "true")
@@ -69,6 +65,8 @@ def device(draft: Draft, option: Option) -> None:
         settings = settings.put("romfile", str(draft.file(rom, option)))
     if name and settings.get("addr") is None and name in draft.facts.slots:
         settings = settings.put("addr", draft.facts.slots[name])
+    if name and (module := draft.facts.modules.get(name)):
+        settings = settings.put("addr", module.address).put("slot", module.slot)
     draft.add("device", settings)
 
 
@@ -117,9 +115,12 @@ def object_(draft: Draft, option: Option) -> None:
     """-object: memory, threads and the like; those of monitors and displays are dropped."""
     settings = parse_settings(option.value or "", "qom-type")
     kind = settings.get("qom-type") or ""
-    if _MEMORY.fullmatch(kind):
-        draft.has_own_memory = True
-        draft.add("object", _memory(draft, option, settings))
+    if found := BACK_END.fullmatch(kind):
+        name = settings.get("id") or ""
+        if (offset := draft.memory.offsets.get(name)) is not None:
+            draft.add("object", in_file(name, offset, draft.facts, kind=found[1]))
+        else:
+            draft.add("object", _memory(draft, option, settings))
     elif kind in _OBJECTS:
         if path := settings.get("file"):
             settings = settings.put("file", str(draft.file(path, option)))
@@ -156,15 +157,10 @@ def machine(draft: Draft, options: list[Option]) -> None:
     kept = KeyValues(tuple(pairs)).without("type", "accel", "graphics")
     if kept.get("confidential-guest-support") or kept.get("memory-encryption"):
         draft.refuse("the machine", "its memory is encrypted for this host's processor")
-    if kept.get("memory-backend"):
-        draft.has_own_memory = True
     facts = draft.facts
-    if not draft.has_own_memory and facts.ram_id:
-        ram = {"qom-type": "memory-backend-file", "id": facts.ram_id, "size": facts.memory_bytes,
-               "mem-path": holes.RAM, "share": True}  # fmt: skip
-        if _NAMES_BY_PATH.search(facts.platform.machine):
-            ram["x-use-canonical-path-for-ramblock-id"] = False
-        draft.add("object", JsonObject(ram))
+    offset = draft.memory.offsets.get(facts.ram_id or "")
+    if facts.ram_id and not draft.has_own_memory and offset is not None:
+        draft.add("object", in_file(facts.ram_id, offset, facts))
         kept = kept.put("memory-backend", facts.ram_id)
     draft.add("machine", KeyValues((("type", facts.platform.machine), *kept.pairs)))
 

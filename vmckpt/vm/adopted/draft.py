@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.vm.adopted.facts import AdoptedFacts
+from vmckpt.vm.adopted.memory import MemoryLayout
 from vmckpt.vm.adopted.options import Option, split_options
 from vmckpt.vm.adopted.settings import parse_settings
 
@@ -30,7 +31,7 @@ class Draft:
     """Grows option by option. `users` counts the devices and ports at each character device.
 
     `agent` and `console` name those that vmckpt itself uses; `vanished` are the -drives whose
-    device was unplugged.
+    device was unplugged; `memory`: where that goes.
     """
 
     facts: AdoptedFacts
@@ -48,6 +49,7 @@ class Draft:
     agent: str | None = None
     console: str | None = None
     has_own_memory: bool = False
+    memory: MemoryLayout = field(default_factory=lambda: MemoryLayout({}))
 
     def add(self, name: str, value: object = None) -> None:
         """Add an option for the destination."""

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from vmckpt.units import whole_number
 from vmckpt.vm.adopted.escape import escaped
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.paths import QemuDir
 
+_END_OF_FILES = 1 << 63
 MARK = "<vmckpt:"
 DIRECTORY, RAM = f"{MARK}dir>", f"{MARK}ram>"
 
@@ -31,12 +33,21 @@ def fill(
     return [substitute(argument, values) for argument in arguments]
 
 
-def ram_name(arguments: Iterable[str]) -> str | None:
-    """The name of the guest's RAM in QEMU; None: it is not where vmckpt puts it."""
+def ram_names(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The names of the blocks of the guest's RAM in QEMU, as they are in its file.
+
+    (): it is not where vmckpt puts it.
+    """
+    found = dict[int, str]()
     for argument in arguments:
         if RAM in argument and argument.startswith("{"):
-            return parse_settings(argument).get("id")
-    return None
+            settings = parse_settings(argument)
+            name = settings.get("id")
+            offset = whole_number(settings.get("offset") or "0", _END_OF_FILES)
+            if not name or offset is None:
+                return ()
+            found[offset] = name
+    return tuple(name for _, name in sorted(found.items()))
 
 
 def substitute(argument: str, values: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """Query a running QEMU, and /proc on its host, for adoption. Changes nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vmckpt.errors import NotFoundError, RefusedError
@@ -13,6 +13,8 @@ from vmckpt.vm.adopted.options import split_options
 from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.paths import images_dir
 from vmckpt.vm.record import Platform
+
+_HUGETLBFS = "hugetlbfs"
 
 
 async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
@@ -78,14 +80,18 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
     model = await commands.qom_get(monitor, cpus[0].qom_path, "type", str)
     machine = str(kind).removesuffix("-machine")
     kvm = await commands.query_kvm(monitor)
-    late = devices.keys() - named
-    slots = {name: await inside.query_slot(monitor, name) for name in sorted(devices)}
+    late, paths = devices.keys() - named, list(_memory_paths(argv))
+    modules = await inside.query_memory_modules(monitor)
+    on_buses = sorted(devices.keys() - modules.keys())
+    slots = {name: await inside.query_slot(monitor, name) for name in on_buses}
     return AdoptedFacts(
         argv=argv,
         cwd=await host.resolve(Path(f"/proc/{pid}/cwd")),
         platform=Platform(machine, "kvm" if kvm else "tcg", _cpu(argv, str(model))),
         ram_id=await inside.query_ram_id(monitor, machine),
         memory_bytes=await inside.query_memory_bytes(monitor),
+        back_ends=await inside.query_back_ends(monitor),
+        version=await commands.query_version(monitor),
         vcpus=len(cpus),
         drives=await inside.query_drives(monitor),
         devices=devices,
@@ -93,10 +99,12 @@ async def adopted_facts(monitor: Monitor, host: Host, pid: int) -> AdoptedFacts:
             name: await inside.device_settings(monitor, name, devices[name])
             for name in sorted(late)
         },
+        modules=modules,
         slots={name: slot for name, slot in slots.items() if slot is not None},
         networks=await inside.query_networks(monitor),
         labels=await inside.query_chardev_labels(monitor),
-        directories=await _directories(host, argv),
+        directories=await _directories(host, paths),
+        huge_pages=await _huge_pages(host, paths),
         images_dir=images_dir(host.state_dir),
     )
 
@@ -112,13 +120,31 @@ def _cpu(argv: tuple[str, ...], model: str) -> str:
     return given[-1] if given else model.removesuffix("-x86_64-cpu")
 
 
-async def _directories(host: Host, argv: Iterable[str]) -> frozenset[str]:
-    """Those memory paths that are directories."""
-    found = set()
-    for option in split_options(list(argv)[1:]):
+def _memory_paths(argv: Sequence[str]) -> Iterator[str]:
+    for option in split_options(argv[1:]):
         path = option.value if option.name == "mem-path" else None
         if option.name == "object":
             path = parse_settings(option.value or "", "qom-type").get("mem-path")
-        if path and (await host.run(["test", "-d", path])).returncode == 0:
-            found.add(path)
+        if path:
+            yield path
+
+
+async def _directories(host: Host, paths: Iterable[str]) -> frozenset[str]:
+    """Those that are directories."""
+    found = {path for path in paths if (await host.run(["test", "-d", path])).returncode == 0}
+    return frozenset(found)
+
+
+async def _huge_pages(host: Host, paths: Iterable[str]) -> frozenset[str]:
+    """Those that are absolute, and in huge pages."""
+    words = ["stat", "--file-system", "--format=%T", "--"]
+    found = set()
+    for path in paths:
+        if path.startswith("/"):
+            # A file may have lost its name.
+            for at in (path, str(Path(path).parent)):
+                done = await host.run([*words, at])
+                if done.returncode == 0:
+                    found |= {path} if done.stdout.strip() == _HUGETLBFS else set()
+                    break
     return frozenset(found)

@@ -15,6 +15,7 @@ from vmckpt.vm.adopted import devices, holes, host_ends, images
 from vmckpt.vm.adopted.draft import Draft
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.images import AdoptedDisk
+from vmckpt.vm.adopted.memory import has_own_memory, layout
 from vmckpt.vm.adopted.options import Option, OptionFate, fate, split_options
 from vmckpt.vm.adopted.settings import Settings, parse_settings
 
@@ -27,7 +28,7 @@ class Rewritten(NamedTuple):
     """A destination's command line. `notes` tell the operator what differs there.
 
     `files` must be readable there, TCP ports `forwards` free. `console` is the present socket of
-    the first serial port, if any.
+    the first serial port, if any; `ram_dir`: where its memory goes.
     """
 
     arguments: tuple[str, ...]
@@ -38,6 +39,7 @@ class Rewritten(NamedTuple):
     forwards: tuple[int, ...]
     notes: tuple[str, ...]
     console: Path | None
+    ram_dir: Path
 
 
 def rewrite(name: str, facts: AdoptedFacts) -> Rewritten:
@@ -74,6 +76,7 @@ def rewrite(name: str, facts: AdoptedFacts) -> Rewritten:
         tuple(draft.forwards),
         tuple(draft.notes),
         _console_now(draft, options),
+        draft.memory.ram_dir,
     )
 
 
@@ -84,6 +87,7 @@ def _begin(options: Sequence[Option], facts: AdoptedFacts) -> Draft:
     ports = [option for option in options if option.name in _PORTS]
     users += [(option.value or "").removeprefix("chardev:") for option in ports]
     draft = Draft(facts, Counter(user for user in users if user))
+    draft.has_own_memory, draft.memory = has_own_memory(options), layout(options, facts)
     draft.agent = next((one.get("chardev") for one in given if one.get("name") == AGENT_PORT), None)
     serials = [option.value or "" for option in options if option.name == "serial"]
     if serials:
@@ -159,6 +163,8 @@ _FIRST_KEY = {
 
 def _carry(draft: Draft, option: Option) -> None:
     match fate(option):
+        case OptionFate.KEEP if option.name == "mem-prealloc" and draft.memory.offsets:
+            pass  # vmckpt reserves the memory
         case OptionFate.KEEP:
             draft.add(option.name, option.value)
         case OptionFate.FILE:
@@ -183,8 +189,7 @@ def _rewrite(draft: Draft, option: Option) -> None:
     if option.name in ("audiodev", "audio"):
         key = "driver"
         draft.add(option.name, _silent(_settings(option, key)))
-    elif option.name == "mem-path":
-        draft.has_own_memory = True
+    elif option.name == "mem-path" and not draft.memory.offsets:
         draft.add("mem-path", devices.memory_directory(draft, option, value))
     elif option.name in _FIRST_KEY:
         settings = _settings(option, _FIRST_KEY[option.name])

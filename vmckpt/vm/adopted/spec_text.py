@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from vmckpt.units import MIB
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.rewrite import Rewritten
+from vmckpt.vm.paths import IN_MEMORY
 
 
 def spec_text(name: str, facts: AdoptedFacts, made: Rewritten) -> str:
@@ -18,6 +19,8 @@ def spec_text(name: str, facts: AdoptedFacts, made: Rewritten) -> str:
 def _lines(name: str, facts: AdoptedFacts, made: Rewritten) -> Iterator[str]:
     yield f"name = {_quoted(name)}"
     yield f'memory = "{facts.memory_bytes // MIB}M"'
+    if made.ram_dir != IN_MEMORY:
+        yield f"ram_dir = {_quoted(str(made.ram_dir))}"
     yield f"vcpus = {facts.vcpus}"
     yield f"machine = {_quoted(facts.platform.machine)}"
     yield f"accel = {_quoted(facts.platform.accel)}"

@@ -4,6 +4,7 @@ QEMU says it too, but only to libvirt: who asks by libvirt's monitor marks the d
 """
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 from vmckpt.errors import OutcomeUnknownError
@@ -31,19 +32,19 @@ def find_qemu(uuid: str) -> int:
     return found[0].pid
 
 
-def find_ram(pid: int, ram_bytes: int) -> GuestRam:
-    """The only mapping of a QEMU that is exactly as large as its guest's RAM.
+def find_ram(pid: int, blocks: Sequence[int]) -> GuestRam:
+    """The only mappings of a QEMU that are exactly as large as the blocks of its guest's RAM.
 
     QEMU maps a block of RAM with an inaccessible page behind it, so that the kernel joins it with
-    no other mapping. Raises OSError: EPERM (another user's process), ENXIO (none is that large, or
-    several are: its RAM is in pieces).
+    no other mapping. Raises OSError: EPERM (another user's process), ENXIO (there are more or fewer
+    mappings of these sizes).
     """
     found = list[Span]()
     for line in read_lines(Path(f"/proc/{pid}/maps")):
         where, mode, *_ = line.split(maxsplit=2)
         start, end = (int(part, 16) for part in where.split("-"))
-        if mode in _READ_WRITE and end - start == ram_bytes:
+        if mode in _READ_WRITE and end - start in blocks:
             found.append((start, end))
-    if len(found) != 1:
-        raise OSError(errno.ENXIO, "its QEMU has its RAM in pieces")
-    return GuestRam(None, found[0])
+    if sorted(end - start for start, end in found) != sorted(blocks):
+        raise OSError(errno.ENXIO, "its QEMU does not have its RAM in pieces of these sizes")
+    return GuestRam(None, tuple(found))

@@ -6,8 +6,8 @@ from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.inventory import check_name
 from vmckpt.hosts.processes.process import identify
-from vmckpt.qemu import block, commands, inside
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu import block, commands, device_state, inside
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.units import MIB
 from vmckpt.vm.adopted.inspect import process_behind
 from vmckpt.vm.domains.definition.parts import Parts
@@ -78,7 +78,7 @@ async def as_vm(domain: Domain, parts: Parts, monitor: Monitor) -> Vm:
         Platform(machine, spec.accel, cpu),
         tuple(nodes[part.alias] for part in parts.disks),
         is_foreign=True,
-        ram_name=await inside.query_ram_id(monitor, machine) or "",
+        ram_names=await _ram_names(monitor),
     )
     return Vm(spec._replace(text=written(spec)), host, directory, qemu)
 
@@ -95,6 +95,17 @@ async def _require_own(domain: Domain, pid: int) -> None:
             why=f"its command line does not name the domain's UUID ({domain.uuid})",
             remedy="see which processes the domain has: pgrep -af qemu",
         )
+
+
+async def _ram_names(monitor: Monitor) -> tuple[str, ...]:
+    """The blocks of its RAM, as QEMU lists them; (): it does not say."""
+    try:
+        blocks = await device_state.query_ram_blocks(monitor)
+    except CommandRefusedError:
+        return ()
+    names = [block.component for block in blocks]
+    back_ends = await inside.query_back_ends(monitor)
+    return tuple(name for name in names if name in back_ends)
 
 
 async def _nodes(domain: Domain, parts: Parts, monitor: Monitor) -> dict[str, str]:

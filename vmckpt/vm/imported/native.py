@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.foreign import MOST_INTEGER
 from vmckpt.qemu.inside import GuestDrive
+from vmckpt.qemu.replies import QemuVersion
 from vmckpt.units import whole_number
 from vmckpt.vm.adopted.facts import AdoptedFacts
 from vmckpt.vm.adopted.images import FORMATS
@@ -101,7 +102,7 @@ class _Line:
         if option.name in ("no-shutdown", "S"):
             return False
         if option.name == "numa":
-            self.refusals.append("it has NUMA nodes, and vmckpt's VMs have one block of memory")
+            self.refusals.append("it has NUMA nodes, which vmckpt does not import")
         if option.name == "object":
             return self._keeps_object(settings, memory)
         if option.name == "device":
@@ -134,13 +135,15 @@ class _Line:
     def facts(self, words: Sequence[str], memory: str, images_dir: Path) -> AdoptedFacts:
         """Everything that adoption would ask a running QEMU for. Raises UsageError."""
         machine = self.one("machine")
-        devices = self.all("device")
+        devices, memory_bytes = self.all("device"), _size(_given(self.one("m"), "size"))
         return AdoptedFacts(
             argv=tuple(words),
             cwd=Path("/"),
             platform=Platform(_given(machine, "type"), self._accel(machine), self._cpu()),
             ram_id=memory,
-            memory_bytes=_size(_given(self.one("m"), "size")),
+            memory_bytes=memory_bytes,
+            back_ends={memory: memory_bytes},
+            version=QemuVersion(0, 0, 0),  # unknown, and of no account for one block
             vcpus=_number(_given(self.one("smp"), "cpus")),
             drives=tuple(self._drives(machine, devices)),
             devices={
@@ -150,9 +153,11 @@ class _Line:
             },
             late={},
             slots={},
+            modules={},
             networks={},
             labels=frozenset(name for one in self.all("chardev") if (name := one.get("id"))),
             directories=frozenset(),
+            huge_pages=frozenset(),
             images_dir=images_dir,
         )
 

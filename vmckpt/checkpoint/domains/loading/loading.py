@@ -48,7 +48,9 @@ class DomainLoading:
         """
         if self._memory is not None and not self._plan.has_private_memory:
             self._memory = None
-            self.loaded_before = "its XML says where its memory is (memoryBacking)"
+            self.loaded_before = (
+                "its XML says where its memory is, or shares it (memoryBacking, memAccess)"
+            )
         memory = self._memory
         with ImagePipe(path) as pipe:
             feeding = self._feed(pipe) if memory is None else self._feed_marked(pipe, memory)
@@ -106,7 +108,6 @@ class DomainLoading:
             image_head(self._plan.xml),
             uuid=self._plan.uuid,
             name=self._plan.name,
-            ram_bytes=self._facts.memory_bytes,
         )
         self.loaded_before = await memory.take_over(started.process, started.ram)
         if self.loaded_before:

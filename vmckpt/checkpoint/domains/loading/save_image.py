@@ -59,8 +59,7 @@ def head_of(point: Checkpoint, facts: CheckpointFacts) -> StreamHead:
         head = read_stream_head(point.blob(DEVICES))
     except ValueError as exc:
         raise _unknown(str(exc)) from exc
-    sizes = dict(head.blocks)
-    if len(head.absent) != 1 or sizes[head.absent[0]] != facts.memory_bytes:
+    if sum(head.ram_sizes) != facts.memory_bytes:
         raise _unknown(f"the RAM that is not in its devices is {', '.join(head.absent) or 'none'}")
     return head
 

@@ -15,6 +15,16 @@ _UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "
           "MiB": 1 << 20, "GB": 10**9, "G": 1 << 30, "GiB": 1 << 30, "TiB": 1 << 40}  # fmt: skip
 
 
+# Memory that other processes may map, or in huge pages; memory bound to nodes of its host.
+_PLACED_OR_SHARED = (
+    "memoryBacking",
+    "cpu/numa/cell[@memAccess='shared']",
+    "devices/memory[@access='shared']",
+    "devices/memory/source",
+)
+_BOUND = ("numatune", "devices/memory/source/nodemask")
+
+
 class DomainDisk(NamedTuple):
     """One disk. `path` is None if its source is not a file or block device (see `kind`)."""
 
@@ -51,8 +61,10 @@ class Description(NamedTuple):
     `files` are those that its QEMU opens besides disks; `passed_through` are host devices.
     `variables`: its firmware's variable store; `has_tpm`: it has a TPM whose state is kept by its
     host; `huge_pages`: its memory is in the host's pool of huge pages; `guest_agent`: it has a port
-    for the agent in the guest; `private_memory`: its memory is its QEMU's alone, in no file;
-    `reports_free_pages`: what its guest frees reads as zeroes until the guest uses it again.
+    for the agent in the guest; `ram_blocks`: the sizes of its NUMA nodes and memory modules, each a
+    block of its memory; `private_memory`: that is its QEMU's alone, in no file; `binds_memory`: it
+    is bound to nodes of its host; `reports_free_pages`: what its guest frees reads as zeroes until
+    the guest uses it again.
     """
 
     name: str
@@ -64,6 +76,7 @@ class Description(NamedTuple):
     cpu: str
     memory_bytes: int
     memory_back_ends: int
+    ram_blocks: tuple[int, ...]
     vcpus: int
     disks: tuple[DomainDisk, ...]
     interfaces: tuple[DomainInterface, ...]
@@ -74,6 +87,7 @@ class Description(NamedTuple):
     huge_pages: bool
     guest_agent: bool
     private_memory: bool
+    binds_memory: bool
     reports_free_pages: bool
     heartbeat_id: int | None
 
@@ -103,6 +117,7 @@ def parse_domain(xml: str) -> Description:
             memory_bytes=_size(memory) if memory is not None else 0,
             memory_back_ends=len(root.findall("cpu/numa/cell"))
             + len(root.findall("devices/memory")),
+            ram_blocks=tuple(_ram_blocks(root)),
             vcpus=int(root.findtext("vcpu", "1")),
             disks=tuple(_disk(disk) for disk in root.iterfind("devices/disk")),
             interfaces=tuple(_interface(nic) for nic in root.iterfind("devices/interface")),
@@ -111,7 +126,8 @@ def parse_domain(xml: str) -> Description:
             variables=store.path if (store := variables_of(root)) else None,
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             huge_pages=root.find("memoryBacking/hugepages") is not None,
-            private_memory=root.find("memoryBacking") is None and root.find("cpu/numa") is None,
+            private_memory=not any(root.find(path) is not None for path in _PLACED_OR_SHARED),
+            binds_memory=any(root.find(path) is not None for path in _BOUND),
             reports_free_pages=root.find("devices/memballoon[@freePageReporting='on']") is not None,
             guest_agent=root.find(_AGENT) is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
@@ -165,6 +181,16 @@ def unreadable(what: str, why: str) -> UsageError:
 
 def _size(element: ElementTree.Element) -> int:
     return int(element.text or "0") * _UNITS[element.get("unit", "KiB")]
+
+
+def _ram_blocks(root: ElementTree.Element) -> Iterator[int]:
+    modules = [_size(size) for size in root.iterfind("devices/memory/target/size")]
+    cells = root.findall("cpu/numa/cell")
+    for cell in cells:
+        yield int(cell.get("memory", "0")) * _UNITS[cell.get("unit", "KiB")]
+    if not cells and (memory := root.find("memory")) is not None:
+        yield _size(memory) - sum(modules)
+    yield from modules
 
 
 def _cpu(root: ElementTree.Element) -> str:

@@ -16,15 +16,12 @@ _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 _OUTSIDE = {
     "os/varstore": "UEFI variables in a file that only QEMU can read (varstore)",
     "launchSecurity": "encrypted memory",
-    "memoryBacking/hugepages": "huge pages",
     "devices/hostdev": "a device passed through",
     "devices/shmem": "memory shared with others",
     "devices/filesystem": "a file system of its host",
     "devices/vsock": "a vsock device (vhost), which bypasses QEMU",
-    "devices/memory": "memory modules",
     "devices/smartcard": "a smartcard",
     "devices/nvram": "an NVRAM device",
-    "cpu/numa": "several NUMA nodes",
 }
 _BYPASSING_NICS = ("hostdev", "vhostuser", "vdpa")
 
@@ -88,6 +85,9 @@ def _obstacles(root: ElementTree.Element) -> Iterator[str]:
     for path, what in _OUTSIDE.items():
         if root.find(path) is not None:
             yield f"it has {what}"
+    for memory in root.iterfind("devices/memory"):
+        if memory.get("model") != "dimm":
+            yield f"it has a memory device of model {memory.get('model')} (dimm is possible)"
     # QEMU's state has that of an emulated TPM, and the content of the UEFI variable store.
     for backend in root.iterfind("devices/tpm/backend"):
         if backend.get("type") != "emulator":
@@ -97,6 +97,10 @@ def _obstacles(root: ElementTree.Element) -> Iterator[str]:
     for nic in root.iterfind("devices/interface"):
         if nic.get("type") in _BYPASSING_NICS:
             yield f"it has a NIC of type {nic.get('type')}, which bypasses QEMU"
+    yield from _cards(root)
+
+
+def _cards(root: ElementTree.Element) -> Iterator[str]:
     for video in root.iterfind("devices/video/model"):
         if video.get("type") not in VIDEO:
             kind, possible = video.get("type"), ", ".join(VIDEO)

@@ -1,7 +1,7 @@
 """The QEMU that libvirt starts from a save image in a pipe, and its guest's RAM.
 
-The first page of RAM in the image is a mark, by which the RAM is found in that QEMU. From then on
-its content may come from elsewhere.
+The first page of each block of RAM in the image is a mark, by which the block is found in that
+QEMU. From then on its content may come from elsewhere.
 """
 
 import secrets
@@ -14,6 +14,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.processes.process import ProcessId, find_by_argument
 from vmckpt.memory.missing_pages import AnonymousRam
 from vmckpt.memory.private.marked import find_marked
+from vmckpt.memory.ram_file import Span
 from vmckpt.qemu.stream_head import StreamHead, plain_begin, plain_page
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.domains.loading.image_pipe import ImagePipe
@@ -49,27 +50,33 @@ def reader_of(pipe: ImagePipe, uuid: str) -> ProcessId | None:
 
 
 async def begin_marked(
-    pipe: ImagePipe, head: StreamHead, image: bytes, *, uuid: str, name: str, ram_bytes: int
+    pipe: ImagePipe, head: StreamHead, image: bytes, *, uuid: str, name: str
 ) -> StartedQemu:
-    """Write the image's head, and the stream's with a marked page; the pipe then waits for more.
+    """Write the image's head, and the stream's with a marked page of each block of RAM; the pipe
+    then waits for more.
 
     Raises StorageError, BrokenPipeError: QEMU has ended, and libvirt says why;
     OperationFailedError: its RAM is not found.
     """
-    mark = secrets.token_bytes(_PAGE_BYTES)
+    marks = [secrets.token_bytes(_PAGE_BYTES) for _ in head.absent]
+    firsts = map(partial(plain_page, head), head.first_pages, marks)
     qemu = await pipe.offer(image, partial(reader_of, pipe, uuid))
-    begin = plain_begin(head) + plain_page(head, 0, mark)
-    await in_thread(partial(pipe.write, [begin]))
+    await in_thread(partial(pipe.write, [plain_begin(head) + b"".join(firsts)]))
+    blocks = zip(head.ram_sizes, marks, strict=True)
+    found = [await _block_of(qemu, name, size, mark) for size, mark in blocks]
+    return StartedQemu(qemu, AnonymousRam(tuple(found)))
+
+
+async def _block_of(qemu: ProcessId, name: str, size_bytes: int, mark: bytes) -> Span:
+    find = partial(find_marked, qemu.pid, size_bytes, mark)
     try:
-        found = await poll(
-            partial(find_marked, qemu.pid, ram_bytes, mark), every_s=_MARK_POLL_S, within_s=_MARK_S
-        )
+        found = await poll(find, every_s=_MARK_POLL_S, within_s=_MARK_S)
     except ProcessLookupError as exc:
         raise BrokenPipeError from exc  # libvirt says why
     if found is None:
         raise OperationFailedError(
             f"the memory of '{name}' is not found in its QEMU",
-            why=f"process {qemu.pid} did not load the first page within {_MARK_S:g} s",
+            why=f"process {qemu.pid} did not load its first pages within {_MARK_S:g} s",
             remedy="load all memory before the guest runs: --eager",
         )
-    return StartedQemu(qemu, found)
+    return found
