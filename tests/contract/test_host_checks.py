@@ -7,8 +7,9 @@ import pytest
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.host import Completed
+from vmckpt.hosts.inventory.paste import Paste
 from vmckpt.hosts.local import LocalHost
-from vmckpt.preflight.finding import REFUSE
+from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.preflight.host import checks
 from vmckpt.preflight.host.checks import check_host, check_hosts
 
@@ -62,3 +63,21 @@ def test_one_that_never_answered_is_an_error_of_its_own_check(tmp_path: Path) ->
     host = Down("down", tmp_path, "127.0.0.1")
     with pytest.raises(HostDownError):
         asyncio.run(check_host(host, host, host))
+
+
+def test_this_machine_needs_an_address_and_certificates_once_another_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a host over SSH, 127.0.0.1 was fine, and its certificate was issued for that."""
+    here = LocalHost("local", tmp_path, "127.0.0.1")
+    there = LocalHost("h2", tmp_path / "h2", "192.0.2.2")
+    monkeypatch.setattr(checks, "all_hosts", lambda: [here, there])
+
+    async def verdicts() -> dict[str, str]:
+        found = [await checks._address(here, Paste(here, root=True))]
+        found.append(await checks._certificates(here, here))
+        return {one.code: one.verdict for one in found}
+
+    assert asyncio.run(verdicts()) == {"address": OK, "certificates": OK}
+    monkeypatch.setattr(LocalHost, "is_this_machine", property(lambda self: self is here))
+    assert asyncio.run(verdicts()) == {"address": WARN, "certificates": WARN}

@@ -109,11 +109,11 @@ def test_one_machine_is_added_once(operator: Operator, tmp_path: Path) -> None:
     assert operator.add("h1", *there)[0] == 0
     code, said = operator.add("h2", *there)
     assert code == 4
-    assert said["error"]["what"] == "'h2' would be 'h1' once more"
+    assert said["error"]["what"] == "'h2' is the same host as 'h1'"
     assert "cloned from it: remove that file there" in said["error"]["remedy"]
     code, said = operator.add("h3", "--state-dir", str(operator.state_dir))
     assert code == 4
-    assert said["error"]["what"] == "'h3' would be 'local' once more"
+    assert said["error"]["what"] == "'h3' is the same host as 'local'"
     assert operator.add("h4", "--state-dir", str(tmp_path / "another"))[0] == 0
     hosts = operator.vmckpt("host", "list")[1]["hosts"]
     assert [host["name"] for host in hosts] == ["local", "h1", "h4"]

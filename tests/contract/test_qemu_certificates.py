@@ -57,6 +57,15 @@ def sites(tmp_path: Path) -> tuple[Site, Site]:
     return found
 
 
+def test_copies_that_name_an_earlier_address_are_told_apart(sites: tuple[Site, Site]) -> None:
+    """`vmckpt pki issue` changes only what they were copied from."""
+    moved = Site("a", sites[0].state_dir, "192.0.2.1")
+    found = asyncio.run(libvirtd._encrypts(moved, Paste(moved, root=True), None))
+    assert (found.code, found.verdict) == ("libvirt-certificates", WARN)
+    assert "does not name its address 192.0.2.1" in found.reason
+    assert "vmckpt pki issue a" in found.remedy
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_host_check_names_each_file_that_qemus_user_cannot_read(
     sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, name: str

@@ -356,7 +356,7 @@ async def _seen_from(host: Host, entry: CatalogueEntry) -> StoreLocation:
     if remote:
         return remote[0]
     raise RefusedError(
-        f"{host.name} does not see checkpoint '{entry.name}'",
+        f"{host.name} cannot read checkpoint '{entry.name}'",
         why=f"it is in {' and '.join(location.label for location in entry.locations)}",
         remedy="copy it there first: "
         f"vmckpt store copy {host.name}: {entry.id[:12]} --store {entry.location.label}",

@@ -49,7 +49,8 @@ _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 async def _supervised(work: Coroutine[Any, Any, T]) -> T:
     return await _cancelled_by_signals(
-        work, lambda: warn("asked to stop: undoing, unless it is too late")
+        work,
+        lambda: warn("stopping: what was begun is undone, unless it is too late for that"),
     )
 
 

@@ -143,7 +143,8 @@ class EtcdStore:
         return ArbiterDownError(
             f"etcd grants nothing for '{vm}'",
             why=_failed(failures),
-            remedy="bring a majority of its members back; until then nothing is granted or renewed",
+            remedy="check its URLs, and bring a majority of its members back; until then nothing "
+            "is granted or renewed",
         )
 
     def _unknown(self, vm: str, failures: dict[str, Exception]) -> OutcomeUnknownError:

@@ -99,7 +99,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     if not await host.usable(DEV_KVM):
         return "this user may not open /dev/kvm"
     if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
-        return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
+        return "the processor has neither vmx nor svm, and guests hang on the KVM that is offered"
     try:
         enabled = await _ask_bare_qemu(host, "q35", "kvm", commands.query_kvm)
     except (HostDownError, OperationFailedError) as exc:

@@ -272,7 +272,7 @@ def _show(record: "GuardRecord", *, as_json: bool) -> None:
     else:
         text = (
             f"{record.vm}: rolled back: {one_line(record.why)}\n"
-            "  data that it sent meanwhile cannot be recalled\n"
+            "  what it has sent since the checkpoint cannot be undone\n"
             f"  checkpoint {point} kept for {kept_for}"
         )
     show(record.facts, text, as_json=as_json)

@@ -68,7 +68,8 @@ def add(
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
     if request.rule is None:
         text += (
-            "\nno rule says which to keep, so all stay: see --keep-last, --keep-daily, --max-age"
+            "\nall checkpoints are kept, as no rule limits them: see --keep-last, --keep-daily, "
+            "--max-age"
         )
     show(facts, text, as_json=json)
 
@@ -127,7 +128,7 @@ def show_(name: Name, json: Json = False) -> None:
         )
         for one in record.runs[-20:]
     ]
-    head = ("due", "begun", "came to", "checkpoint", "missed before", "tries", "why")
+    head = ("due", "begun", "outcome", "checkpoint", "missed before", "tries", "why")
     text = fields(_lines(record, facts)) + ("\n\n" + table(head, rows) if rows else "")
     show(facts, text, as_json=json)
 

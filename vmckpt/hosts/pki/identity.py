@@ -66,6 +66,16 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
         raise _unusable(host, f"in {directory}: {exc}") from exc
 
 
+def fault_of(identity: Identity, address: str, now_unix_s: float) -> str | None:
+    """Why a host whose migrations come in at `address` cannot use these certificates, if so."""
+    for certificate in identity:
+        if fault := certificate.fault(now_unix_s):
+            return f"{certificate.subject}: {fault}"
+    if not identity.server.is_for(address):
+        return f"the certificate does not name its address {address}"
+    return None
+
+
 def obstacles(
     source: tuple[Host, Identity],
     destination: tuple[Host, Identity],

@@ -55,7 +55,7 @@ def unreachable(
         case OSError() if exc.errno in _NO_DESCRIPTOR:
             return no_descriptor(name, exc)
         case _:
-            why = f"there is no way to {host}: {exc.strerror or exc}"
+            why = f"{host} cannot be reached: {exc.strerror or exc}"
             remedy = "check this machine's network and routes"
     return HostDownError(f"cannot reach {name}", why=why, remedy=remedy)
 

@@ -17,10 +17,10 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory.inventory import find_entry, local_host
+from vmckpt.hosts.inventory.inventory import all_hosts, find_entry, local_host
 from vmckpt.hosts.inventory.paste import Paste
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.hosts.pki.identity import fault_of, read_identity
 from vmckpt.hosts.processes.kernel import PageTracking
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.preflight import destination_host, vm_users
@@ -199,21 +199,22 @@ async def _certificates(host: Host, operator: Host) -> Finding:
         identity = await read_identity(host)
     except UsageError as exc:
         return Finding("certificates", REFUSE, f"{exc.what}: {exc.why}", again)
-    if identity is None and host.is_this_machine:
+    if identity is None and _is_alone(host):
         return Finding("certificates", OK, "none, and none are needed between hosts of one machine")
     if identity is None:
         remedy = f"{again}  # or migrate with --tls psk"
         return Finding("certificates", WARN, f"{host.name} has none to encrypt with", remedy)
     now = time.time()
-    for certificate in identity:
-        if fault := certificate.fault(now):
-            return Finding("certificates", REFUSE, f"{certificate.subject}: {fault}", again)
-    if not identity.server.is_for(host.migration_address):
-        reason = f"the certificate does not name its address {host.migration_address}"
-        return Finding("certificates", REFUSE, reason, again)
+    if fault := fault_of(identity, host.migration_address, now):
+        return Finding("certificates", REFUSE, fault, again)
     days = min(certificate.days_left(now) for certificate in identity)
     verdict, remedy = (WARN, again) if days < SOON_DAYS else (OK, "")
     return Finding("certificates", verdict, f"they hold for {days} days", remedy)
+
+
+def _is_alone(host: Host) -> bool:
+    """Whether it is this machine, and so are all other hosts."""
+    return host.is_this_machine and all(other.is_this_machine for other in all_hosts())
 
 
 async def _address(host: Host, paste: Paste) -> Finding:
@@ -227,7 +228,7 @@ async def _address(host: Host, paste: Paste) -> Finding:
     words = {word.partition("/")[0] for word in shown.stdout.split()}
     if shown.returncode == 0 and address not in words:
         return Finding("address", REFUSE, f"{address} is not an address of {host.name}", remedy)
-    if loopback and not host.is_this_machine:
+    if loopback and not _is_alone(host):
         reason = f"no other machine reaches {host.name} at {address}"
         return Finding("address", WARN, reason, remedy)
     return Finding("address", OK, f"migrations come in at {address}")

@@ -72,13 +72,14 @@ async def _require_another(entry: LocalHost | SshEntry) -> None:
     others = [host for host in all_hosts() if host.name != entry.name]
     if found := next(filter(None, (await ask_every(others, known_as)).given), None):
         raise RefusedError(
-            f"'{entry.name}' would be '{found}' once more",
+            f"'{entry.name}' is the same host as '{found}'",
             why=f"the identity of both is {identity}, in {identity_path(host_of(entry))}: they are "
             "one state directory of one machine, or one is a copy",
             remedy=(
                 f"use '{found}', or forget that name first: vmckpt host rm {found}"
                 if found != LOCAL
-                else "it is this machine: use local, and describe it with vmckpt host set local"
+                else "it is this machine, which is 'local': vmckpt host set local --libvirt SOCKET "
+                "--migration-addr ADDRESS"
             )
             + f"; if '{entry.name}' is another machine, cloned from it: remove that file there",
         )

@@ -1,11 +1,12 @@
 """What a host's libvirtd lacks for migrating its domains from and to it."""
 
+import time
 from typing import Any
 
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory.paste import Paste
-from vmckpt.hosts.pki.identity import FILES, read_identity
+from vmckpt.hosts.pki.identity import FILES, fault_of, read_identity
 from vmckpt.preflight.domains.certificates import certificate_dir_of, qemu_user, unreadable
 from vmckpt.preflight.domains.link import TLS_PORT
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Finding
@@ -63,4 +64,7 @@ async def _encrypts(host: Host, paste: Paste, user: int | None) -> Finding:
             f"in {directory}"
         )
         return Finding("libvirt-certificates", WARN, reason, remedy)
+    if fault := fault_of(found, host.migration_address, time.time()):
+        # Copies, of before `vmckpt pki issue` made others.
+        return Finding("libvirt-certificates", WARN, f"in {directory}: {fault}", remedy)
     return Finding("libvirt-certificates", OK, f"its QEMUs encrypt by those in {directory}")
