@@ -13,7 +13,7 @@ from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Prog
 from vmckpt.ui.drawn import drawn
 from vmckpt.ui.progress import PHASES
 from vmckpt.ui.shown import one_line
-from vmckpt.units import format_duration, format_rate, format_size
+from vmckpt.units import format_age, format_duration, format_rate, format_size
 
 # The clocks of an operation and of its display start together, up to this difference.
 _EARLY_S = 1.0
@@ -79,7 +79,7 @@ class _Screen:
             ("link", format_rate(progress.throughput_bytes_per_s), "dirtied",
              format_rate(progress.dirty_rate_bytes_per_s)),
             ("downtime", "…" if downtime is None else f"{downtime} ms", "ETA",
-             "…" if progress.eta_s is None else format_duration(progress.eta_s)),
+             "…" if progress.eta_s is None else format_age(progress.eta_s)),
         ]  # fmt: skip
         if progress.throttle_percent or progress.postcopy_requests:
             throttled, requests = f"{progress.throttle_percent} %", str(progress.postcopy_requests)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress, ignore_event
 from vmckpt.ui.shown import one_line
 from vmckpt.ui.verbosity import is_plain, is_quiet
-from vmckpt.units import format_duration, format_rate, format_size
+from vmckpt.units import format_age, format_rate, format_size
 
 LINE_EVERY_S = 1.0
 PHASES = {
@@ -63,7 +63,7 @@ def describe(progress: Progress) -> str:
     if progress.postcopy_requests:
         parts.append(f"{progress.postcopy_requests} pages asked for")
     if progress.eta_s is not None:
-        parts.append(f"ETA {format_duration(progress.eta_s)}")
+        parts.append(f"ETA {format_age(progress.eta_s)}")
     return ", ".join(parts)
 
 
