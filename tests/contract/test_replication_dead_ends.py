@@ -53,8 +53,9 @@ from vmckpt.replicate.operator.operate import require_decided, settle
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import epochs, primary, protection
 from vmckpt.replicate.primary.claim import Claim, ClaimAnswer, ask_about, take_anew
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.epochs import Epochs
-from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
+from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.primary.stream import StandbyLostError
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import ServiceFiles, read_request

@@ -45,8 +45,9 @@ from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary import keeper, primary
 from vmckpt.replicate.primary import stream as stream_module
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.keeper import TermKeeper
-from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
+from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
 from vmckpt.replicate.request import ReplicationRequest, ServiceFiles
 from vmckpt.replicate.standby import takeover

@@ -28,6 +28,7 @@ from vmckpt.replicate import channel, recovery
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.disks.journal import DisksJournal
 from vmckpt.replicate.primary import protection
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import ServiceFiles, read_request
@@ -366,7 +367,7 @@ def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
 
     killed = list[str]()
     waiting: Any = protection.Protection.__new__(protection.Protection)
-    waiting._protect = lambda _: answer(protection.ProtectionEnding.REPLACED)
+    waiting._protect = lambda _: answer(ProtectionEnding.REPLACED)
     waiting._woken_by_its_end = nullcontext
     waiting._stream = SimpleNamespace(receive=receive, beat=never, is_taken=False)
     waiting._keeper = SimpleNamespace(

@@ -43,8 +43,9 @@ from vmckpt.replicate.operator.operate import failover, require_decided
 from vmckpt.replicate.operator.sides import ReplicaSide, sides
 from vmckpt.replicate.operator.stop import stop
 from vmckpt.replicate.primary import protection as protecting
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.keeper import TermKeeper
-from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
+from vmckpt.replicate.primary.protection import Protection
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import ServiceFiles, read_request
 from vmckpt.replicate.standby import takeover

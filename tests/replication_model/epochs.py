@@ -13,9 +13,9 @@ from tests.replication_model.qemu import Qemu, QemuLostError
 from tests.replication_model.world import Signal, State, sleep, wait
 from vmckpt.errors import OperationFailedError
 from vmckpt.replicate.channel import HEARTBEAT_S, TAKEN
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.epochs import DOUBT_S, PROBE_S, PROBES
 from vmckpt.replicate.primary.keeper import TermKeeper
-from vmckpt.replicate.primary.protection import ProtectionEnding
 
 if TYPE_CHECKING:
     from tests.replication_model.standby import Standby

@@ -13,8 +13,9 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease.rule import Claimant, Holding, Right
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN
+from vmckpt.replicate.primary.ending import ProtectionEnding
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
-from vmckpt.replicate.primary.protection import TAKING_S, ProtectionEnding
+from vmckpt.replicate.primary.protection import TAKING_S
 from vmckpt.replicate.status import COPYING, PROTECTED
 
 if TYPE_CHECKING:

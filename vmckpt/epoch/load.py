@@ -20,14 +20,12 @@ _FD_NAME = "vmckpt-state"
 SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
-async def load_devices(
-    monitor: Monitor, device_state: bytes, *, has_several_blocks: bool = False
-) -> None:
+async def load_devices(monitor: Monitor, device_state: bytes, *, blocks: int = 1) -> None:
     """Load the guest, paused and ready to run. `SETTINGS` have been set.
 
-    `has_several_blocks`: of RAM. Raises OperationFailedError; then this QEMU is no longer usable.
+    `blocks`: how many its RAM has. Raises OperationFailedError; then this QEMU is no longer usable.
     """
-    if has_several_blocks and (plain := _as_plain(device_state)) is not None:
+    if blocks > 1 and (plain := _as_plain(device_state)) is not None:
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         device_state = plain
     reader, writer = os.pipe()

@@ -271,8 +271,7 @@ class Migration:
 
         source = await self._pair.source.monitor()
         if self._pair.was_running:
-            probe = begin_for(self._vm, self._run)
-            await self._downtime.begin(self._vm.spec.heartbeat_id, probe)
+            await self._downtime.begin(self._vm.spec.heartbeat_id, begin_for(self._vm, self._run))
         self._transfer_began_s = time.monotonic()
         try:
             port = await listen(await self._pair.destination.monitor(), self._destination_host)

@@ -404,8 +404,7 @@ class _Forking:
                     remedy="use the QEMU that the checkpoint was taken with, or a compatible one",
                 )
             await commands.migrate_set_capabilities(monitor, SETTINGS)
-            has_several_blocks = len(planned.vm.ram_names) > 1
-            await load_devices(monitor, state, has_several_blocks=has_several_blocks)
+            await load_devices(monitor, state, blocks=len(planned.vm.ram_names))
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
             if self._options.plugged:
                 await plug_taps(host, spec, files)

@@ -380,8 +380,7 @@ class _Restoring:
     async def _load(self, monitor: Monitor, state: bytes) -> None:
         """Load the devices, or all that QEMU saved."""
         if not self._is_whole:
-            has_several_blocks = len(self._planned.vm.ram_names) > 1
-            await load_devices(monitor, state, has_several_blocks=has_several_blocks)
+            await load_devices(monitor, state, blocks=len(self._planned.vm.ram_names))
             return
         area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
         file = self._files.saved_file(in_memory=self._source.secret is not None)

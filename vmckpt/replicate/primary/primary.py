@@ -91,10 +91,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
     host = request.primary
     async with AsyncExitStack() as stack:
         action = f"replicate to {request.standby.name}"
-        lock = lock_path(host.state_dir, request.vm)
-        await stack.enter_async_context(
-            host.lock(lock, owner(action, request.run, stop_command(request.vm)))
-        )
+        holder = owner(action, request.run, stop_command(request.vm))
+        await stack.enter_async_context(host.lock(lock_path(host.state_dir, request.vm), holder))
         vm = await _vm_of(request)
         undo = await _recorded(stack, vm, request)
         await stack.enter_async_context(_with_memory(vm, request))

@@ -1,6 +1,6 @@
 """The primary's loop: copy the guest, then epoch after epoch, each safe before its output leaves.
 
-`ProtectionEnding` lists how it ends, and who has the guest then.
+`ending.py` lists how it ends, and who has the guest then.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from enum import Enum
 from typing import Any
 
 from vmckpt.deadlines import poll
@@ -18,10 +17,17 @@ from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.hosts.processes.process import is_exiting
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, Events, MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_status
 from vmckpt.replicate.paths import SecondPath
+from vmckpt.replicate.primary.ending import (
+    ProtectionEnding,
+    has_moved,
+    libvirtd_is_back,
+    require_at_work,
+    require_its_own,
+)
 from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
 from vmckpt.replicate.primary.stream import EpochStream, StandbyLostError
@@ -37,23 +43,6 @@ STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
 DYING_S = 2.0
 # A standby that has the term reports within this time whether it can run the guest.
 TAKING_S = 20.0
-# How long a libvirtd that ended is waited for, before the standby gets the guest.
-LIBVIRTD_S = 20.0
-
-
-class ProtectionEnding(Enum):
-    """Why the protection ended, and where the guest is."""
-
-    # In words; whether the arbiter has recorded that no replica may take over.
-    STOPPED = "stopped: on request; the guest runs here, unprotected", True
-    ALONE = "alone: the standby is lost; the guest runs here, unprotected", True
-    GUEST_OFF = "off: the guest has powered off", True
-    LOST = "lost: its QEMU died before the standby had the guest", True
-    YOURS = "handed over: the guest continues on the standby", False
-    REPLACED = "replaced: the standby has taken over; this QEMU was ended", False
-
-    def __init__(self, text: str, is_settled: bool) -> None:
-        self.text, self.is_settled = text, is_settled
 
 
 class Protection:
@@ -226,9 +215,9 @@ class Protection:
                 while self._requested is None:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
-                    _require_at_work(background)
+                    require_at_work(background)
                     if self._monitor.is_lent:
-                        _require_its_own(moves)
+                        require_its_own(moves)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._requested is ProtectionEnding.YOURS:
@@ -239,11 +228,11 @@ class Protection:
                     if isinstance(exc, OSError):
                         raise
                     raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
-                if await self._was_libvirtds(exc):
+                if await libvirtd_is_back(exc, self._monitor, self._qemu_lives):
                     raise StandbyLostError(f"libvirtd ended or was restarted: {exc}") from exc
                 reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
                 is_off = any(data["guest"] for data in reasons)
-                if self._monitor.is_lent and _has_moved(moves):
+                if self._monitor.is_lent and has_moved(moves):
                     self._why, is_off = "libvirt has saved or migrated it", True
                 return await self._qemu_gone(is_off=is_off)
 
@@ -257,21 +246,6 @@ class Protection:
         if isinstance(exc, HostDownError):  # the standby has died
             return False
         return await self._is_dying()
-
-    async def _was_libvirtds(self, exc: Exception) -> bool:
-        """Whether only the libvirtd ended that has the guest's monitor, and is back: the guest is
-        well. One that is not back in time leaves a guest that nothing here can control.
-        """
-        if not self._monitor.is_lent or isinstance(exc, OSError) or self._monitor.is_open:
-            return False
-        until_s = time.monotonic() + LIBVIRTD_S
-        while self._qemu_lives() and time.monotonic() < until_s:
-            with suppress(VmckptError):
-                await self._monitor.reopen()
-                await commands.query_status(self._monitor, STOP_ANSWER_S)
-                return self._qemu_lives()
-            await asyncio.sleep(RETRY_S)
-        return False
 
     async def _is_dying(self) -> bool:
         """Whether its QEMU has ended, or will in a moment; its last message has arrived by then."""
@@ -296,7 +270,7 @@ class Protection:
                 return await self._stop()  # the arbiter is gone: continue here
             if self._stands_still():
                 break
-            _require_at_work(background)
+            require_at_work(background)
         else:
             # A standby that takes the term, and whose disk hangs, says nothing: then nothing here
             # could tell it from one that has the guest.
@@ -524,28 +498,3 @@ class Protection:
         if self._is_ending:
             return "alone"
         return PROTECTED if self._epochs.is_safe else COPYING
-
-
-def _require_its_own(moves: Events) -> None:
-    """Raises StandbyLostError if a QEMU that is libvirt's begins to send its guest elsewhere."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    if {one["status"] for one in data} - {"none", "failed", "cancelled"}:
-        raise StandbyLostError("libvirt saves or migrates the domain")
-
-
-def _has_moved(moves: Events) -> bool:
-    """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    return any(one["status"] == "completed" for one in data)
-
-
-def _require_at_work(background: list["asyncio.Task[None]"]) -> None:
-    """Raises StandbyLostError when one of the tasks beside the protection has ended."""
-    for task in background:
-        if task.done():
-            raise StandbyLostError(_reason(task))
-
-
-def _reason(task: "asyncio.Task[None]") -> str:
-    error = None if task.cancelled() else task.exception()
-    return str(error) if error else "the standby is lost"
