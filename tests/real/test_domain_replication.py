@@ -100,7 +100,6 @@ def is_clean(made: Machines) -> None:
     assert {host: left(made, host) for host in HOSTS} == {host: [] for host in HOSTS}
 
 
-@pytest.mark.sample
 def test_a_domain_fails_over_when_its_qemu_dies_and_back(guest: Machines) -> None:
     made = guest
     assert made.virsh("lab-a", "autostart", NAME)
@@ -122,7 +121,14 @@ def test_a_domain_fails_over_when_its_qemu_dies_and_back(guest: Machines) -> Non
     is_only_on(made, "lab-a")
 
 
-@pytest.mark.parametrize("roles", [["primary"], ["standby"], ["standby", "primary"]])
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ["primary"],
+        pytest.param(["standby"], marks=pytest.mark.long),
+        pytest.param(["standby", "primary"], marks=pytest.mark.long),
+    ],
+)
 def test_a_service_that_is_killed_loses_nothing(guest: Machines, roles: list[str]) -> None:
     """The standby takes over after the lease; without a standby the primary goes on alone, by its
     recovery if need be.
@@ -142,6 +148,7 @@ def test_a_service_that_is_killed_loses_nothing(guest: Machines, roles: list[str
     is_clean(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("number", ["TERM", "KILL"])
 def test_a_libvirtd_that_is_restarted_loses_nothing(
@@ -166,6 +173,7 @@ def test_a_libvirtd_that_is_restarted_loses_nothing(
     is_clean(made)
 
 
+@pytest.mark.long
 def test_a_libvirtd_that_does_not_come_back_gives_the_guest_to_the_standby(
     guest: Machines,
 ) -> None:
@@ -185,6 +193,7 @@ def _running(made: Machines) -> set[str]:
     return {host for host in HOSTS if NAME in made.inside(host, *words).stdout.split()}
 
 
+@pytest.mark.long
 def test_a_guest_that_powers_off_is_a_domain_that_is_off(guest: Machines) -> None:
     made = guest
     protect(made)
@@ -203,6 +212,7 @@ def _power_off(made: Machines) -> None:
     made.virsh("lab-a", "shutdown", NAME)
 
 
+@pytest.mark.long
 def test_a_domain_that_libvirt_saves_is_no_longer_protected(guest: Machines) -> None:
     """It is then saved here, and runs nowhere."""
     made, file = guest, "/var/lib/libvirt/images/saved"
@@ -216,6 +226,7 @@ def test_a_domain_that_libvirt_saves_is_no_longer_protected(guest: Machines) -> 
     is_clean(made)
 
 
+@pytest.mark.long
 def test_both_hosts_lose_it_and_stop_gives_it_back(guest: Machines) -> None:
     """As after a power cut: nothing of it runs; libvirt on lab-a has its definition again."""
     made = guest
@@ -236,6 +247,7 @@ def test_both_hosts_lose_it_and_stop_gives_it_back(guest: Machines) -> None:
     asyncio.run(booted(made))
 
 
+@pytest.mark.long
 def test_one_that_was_taken_over_is_a_domain_as_any_other(guest: Machines) -> None:
     """Its memory is a file without a name: checkpoints, and libvirt's migration, find it there."""
     made = guest
@@ -256,6 +268,7 @@ def test_one_that_was_taken_over_is_a_domain_as_any_other(guest: Machines) -> No
     made.ok("checkpoint", "rm", "point", "--yes")
 
 
+@pytest.mark.long
 def test_keep_protects_it_again_wherever_it_is(guest: Machines) -> None:
     made = guest
     words = ("replicate", "keep", NAME, "lab-a", "lab-b", "--lease", str(leases(made)))
@@ -286,6 +299,7 @@ def _protects(made: Machines, primary: str, standby: str) -> bool:
     )
 
 
+@pytest.mark.long
 def test_a_device_that_is_plugged_in_ends_the_protection(guest: Machines) -> None:
     made = guest
     protect(made)
@@ -299,6 +313,7 @@ def test_a_device_that_is_plugged_in_ends_the_protection(guest: Machines) -> Non
     is_only_on(made, "lab-b")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
