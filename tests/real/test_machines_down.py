@@ -141,7 +141,7 @@ def broken(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--real"], 4, "takes root"),
+        (["--real"], 4, "requires root"),
         (["--bare"], 2, "--real is missing"),
         (["--packages", "/"], 2, "--real is missing"),
         (["--real", "--bare", "--qemu", str(PROGRAM)], 2, "has no QEMU"),
