@@ -171,13 +171,16 @@ def devices_of(xml: str) -> tuple[str, ...]:
 async def until_changed(host: Host, domain: ReplicatedDomain) -> None:
     """Watch a domain whose standby has only the devices that it had at the start.
 
-    Raises OperationFailedError: it has others. A libvirtd that does not answer says nothing.
+    Raises OperationFailedError: it has others; or a user defined the domain again, which could then
+    be started here once its standby has taken over. A libvirtd that does not answer says nothing.
     """
     while True:
         await asyncio.sleep(_WATCH_S)
         with suppress(HostDownError, OutcomeUnknownError, LibvirtRefusedError):
             async with libvirtd(host) as session:
                 while (seen := await session.find(domain.uuid)) is not None:
+                    if seen.persistent:
+                        raise _defined()
                     if (now := devices_of(seen.xml)) != domain.devices:
                         raise _changed(set(now) ^ set(domain.devices))
                     await asyncio.sleep(_WATCH_S)
@@ -188,6 +191,14 @@ def _changed(which: set[str]) -> OperationFailedError:
         "the domain's devices were changed",
         why=f"its standby does not have them so: {', '.join(sorted(which))}",
         remedy="protect it again: vmckpt replicate start",
+    )
+
+
+def _defined() -> OperationFailedError:
+    return OperationFailedError(
+        "the domain was defined again",
+        why="libvirt could start an old state of it once its standby has taken over",
+        remedy="protect it again, with that definition: vmckpt replicate start",
     )
 
 

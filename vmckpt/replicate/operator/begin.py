@@ -20,6 +20,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_location
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.domains.guest import give_back, return_to_libvirt
 from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
@@ -45,7 +46,7 @@ from vmckpt.replicate.request import (
 )
 from vmckpt.replicate.status import DEAD, PROMOTED, PROTECTED, ReplicaStatus, ReplicationOutcome
 from vmckpt.sequence.steps import finish
-from vmckpt.state.documents import save_to
+from vmckpt.state.documents import load_from, save_to
 from vmckpt.units import format_size
 from vmckpt.vm.identity import hand_over, identity_of
 from vmckpt.vm.inventory import Vm, read_home
@@ -295,6 +296,8 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
         # Repeatedly: it may not listen yet.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
         await until_recovered(primary, name)  # after a kill, see `replicate/recovery.py`
+        if (request := await load_from(primary, ours.request, REQUEST)) is not None:
+            await give_back(primary, name, request.domain)  # its files have the only definition
         await primary.remove(ours.path)
         is_over = True
     with suppress(VmckptError):
@@ -308,6 +311,7 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
         await commit_overlays_on(name, (primary, standby))
         if is_over:
             await primary.remove(vm_dir(primary.state_dir, name).claim)
+            await return_to_libvirt(primary, name, (primary, standby))
 
 
 async def _took_over(standby: Host, name: str) -> bool:

@@ -119,6 +119,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )
         welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(operator_monitor(vm))
+        moves = stack.enter_context(monitor.events("MIGRATION")) if monitor.is_lent else None
         held = await senders(vm, monitor) if request.options.holds_output else []
         output = HeldOutput(monitor, held)
         capture = await stack.enter_async_context(await _capturing(vm, monitor, output))
@@ -128,7 +129,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
             request, files, PrimaryHandles(vm, monitor, capture, output, pidfd, mirrors),
-            keeper=keeper, channel=channel, replica=welcome.replica, second=second,
+            keeper=keeper, channel=channel, replica=welcome.replica, second=second, moves=moves,
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))

@@ -57,7 +57,12 @@ class ProtectionEnding(Enum):
 
 
 class Protection:
-    """One VM's protection, from the first copy to its end."""
+    """One VM's protection, from the first copy to its end. `moves`: of a domain, the events of
+    libvirt's own migrations of it.
+    """
+
+    _moves: Events | None = None
+    _phases = frozenset[str]()  # what they have reported
 
     def __init__(
         self,
@@ -69,7 +74,9 @@ class Protection:
         channel: Channel,
         replica: str,
         second: SecondPath,
+        moves: Events | None,
     ) -> None:
+        self._moves = moves
         self._request, self._files, self._second = request, files, second
         self._wake = asyncio.Event()
         self._handles, self._vm, self._monitor = handles, handles.vm, handles.monitor
@@ -216,10 +223,7 @@ class Protection:
             loop.remove_reader(self._handles.pidfd)
 
     async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
-        with (
-            self._monitor.events("SHUTDOWN") as shutdowns,
-            self._monitor.events("MIGRATION") as moves,
-        ):
+        with self._monitor.events("SHUTDOWN") as shutdowns:
             try:
                 await self._epochs.copy(self._require_wanted)
                 await self._handles.output.hold()
@@ -227,8 +231,7 @@ class Protection:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
                     _require_at_work(background)
-                    if self._monitor.is_lent:
-                        _require_its_own(moves)
+                    self._require_its_own()
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._requested is ProtectionEnding.YOURS:
@@ -243,7 +246,7 @@ class Protection:
                     raise StandbyLostError(f"libvirtd ended or was restarted: {exc}") from exc
                 reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
                 is_off = any(data["guest"] for data in reasons)
-                if self._monitor.is_lent and _has_moved(moves):
+                if self._has_moved():
                     self._why, is_off = "libvirt has saved or migrated it", True
                 return await self._qemu_gone(is_off=is_off)
 
@@ -279,6 +282,21 @@ class Protection:
         return not await poll(
             self._qemu_lives, lambda lives: not lives, every_s=POLL_S, within_s=DYING_S
         )
+
+    def _require_its_own(self) -> None:
+        """Raises StandbyLostError if libvirt begins to send a domain's guest elsewhere."""
+        if self._seen_phases() - {"none", "failed", "cancelled"}:
+            raise StandbyLostError("libvirt saves or migrates the domain")
+
+    def _has_moved(self) -> bool:
+        """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
+        return "completed" in self._seen_phases()
+
+    def _seen_phases(self) -> frozenset[str]:
+        if self._moves is not None:
+            data: list[Any] = [event["data"] for event in self._moves.drain()]
+            self._phases |= {one["status"] for one in data}
+        return self._phases
 
     def _require_wanted(self) -> None:
         if self._requested is not None:
@@ -419,7 +437,7 @@ class Protection:
         """
         solo = asyncio.ensure_future(self._keeper.solo())
         while not solo.done():
-            if self._epochs.is_safe and not self._qemu_lives():
+            if self._epochs.is_safe and not self._qemu_lives() and not self._has_moved():
                 solo.cancel()
                 await asyncio.wait({solo})
                 return await self._dead_here("its QEMU died", ProtectionEnding.YOURS)
@@ -524,19 +542,6 @@ class Protection:
         if self._is_ending:
             return "alone"
         return PROTECTED if self._epochs.is_safe else COPYING
-
-
-def _require_its_own(moves: Events) -> None:
-    """Raises StandbyLostError if a QEMU that is libvirt's begins to send its guest elsewhere."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    if {one["status"] for one in data} - {"none", "failed", "cancelled"}:
-        raise StandbyLostError("libvirt saves or migrates the domain")
-
-
-def _has_moved(moves: Events) -> bool:
-    """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    return any(one["status"] == "completed" for one in data)
 
 
 def _require_at_work(background: list["asyncio.Task[None]"]) -> None:
