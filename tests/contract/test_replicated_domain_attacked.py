@@ -181,6 +181,21 @@ def test_a_domain_that_moved_on_after_a_takeover_is_not_defined_where_it_was(wor
     assert world.left("b") == []
 
 
+def test_a_start_that_fails_as_the_standby_takes_over_defines_no_old_domain(world: World) -> None:
+    a, b = world.hosts["a"], world.hosts["b"]
+
+    async def run() -> None:
+        await asked_for(world, "a", "b")
+        await begun(world.vm("a"))
+        await a.write_text(world.vm("a").directory.claim, "{}")
+        await guest.record_home(world.vm("b", Replaced("a", "0123abcd")), DOMAIN)
+        await begin._undo(a, ServiceFiles.of(a, NAME), b, ServiceFiles.of(b, NAME))
+
+    asyncio.run(run())
+    assert world.defined == {}
+    assert ServiceFiles.of(b, NAME).request.exists()
+
+
 def test_a_domain_that_is_defined_meanwhile_is_no_longer_protected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +241,7 @@ def test_a_start_that_fails_keeps_the_definition_that_libvirt_does_not_take(
         await begun(world.vm("a"))  # its service failed, and so did `give_back`
         world.refuses = REFUSED if is_refused else None
         await begin._undo(a, ours, b, theirs)
+        assert await begin._is_undefined(world.vm("a")) is is_refused
 
     asyncio.run(run())
     assert (world.defined, ours.request.exists()) == (
