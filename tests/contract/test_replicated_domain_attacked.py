@@ -27,6 +27,7 @@ from tests.contract.test_replicated_domain import (
     begun,
     world,
 )
+from vmckpt.drivers import find
 from vmckpt.drivers.domain import LibvirtDomain
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.processes.process import ProcessId, identify
@@ -44,6 +45,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.record import Replaced
+from vmckpt.vm.start import sweep
 
 __all__ = ["world"]
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -303,6 +305,20 @@ def test_a_domain_whose_standby_may_take_over_is_not_resumed_by_a_user(
         asyncio.run(run())
 
 
+def test_no_checkpoint_takes_the_place_of_a_domain_that_its_standby_may_have(world: World) -> None:
+    """Its primary's host lost power. The host of its standby does not answer the operator."""
+    a = world.hosts["a"]
+
+    async def run() -> None:
+        await asked_for(world, "a")
+        await guest.record_home(world.vm("a"), DOMAIN)
+        await a.write_text(world.vm("a").directory.claim, "{}")
+        await find.require_own(NAME, a)
+
+    with pytest.raises(RefusedError, match="may be about to take over"):
+        asyncio.run(run())
+
+
 def test_a_takeover_that_was_cut_off_goes_on_when_libvirtd_is_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +347,21 @@ def test_a_takeover_that_was_cut_off_goes_on_when_libvirtd_is_back(
     with qemu_of_the_domain() as which:
         asyncio.run(run(which))
     assert world.defined.keys() == {"b"}
+
+
+def test_no_vm_takes_the_name_of_a_domain_whose_definition_no_libvirt_has(world: World) -> None:
+    """What says where the definition is, and who may run the guest, would go."""
+    world.defined, vm = {}, world.vm("a")
+
+    async def run() -> None:
+        await asked_for(world, "a")
+        await guest.record_home(vm, DOMAIN)
+        with pytest.raises(RefusedError, match="no libvirt has"):
+            await sweep(vm.host, vm.spec, vm.directory, None)
+        await guest.return_to_libvirt(vm.host, NAME, ())
+
+    asyncio.run(run())
+    assert world.defined == {"a": DEFINITION}
 
 
 # -- wrong answers --------------------------------------------------------------------------------

@@ -186,11 +186,18 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
 
 
 async def require_own(name: str, host: "Host") -> None:
-    """Before a checkpoint takes the place of a VM there: as `DirectVm.require_own`."""
-    from vmckpt.vm.inventory import read_vm
+    """Before a checkpoint takes the place of a VM there, or of a domain that was replicated and is
+    off: as `DirectVm.require_own`.
+    """
+    from vmckpt.vm.inventory import read_home
 
-    if (vm := await read_vm(host, name)) is not None:
-        await DirectVm(vm).require_own()
+    home = await read_home(host, name)
+    if home is not None and not home.qemu.domain:
+        await DirectVm(home).require_own()
+    elif home is not None and not await home.is_alive():
+        from vmckpt.replicate.operator.operate import require_decided
+
+        await require_decided(home)
 
 
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
