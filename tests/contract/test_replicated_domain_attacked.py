@@ -217,6 +217,34 @@ def test_a_domain_that_is_defined_meanwhile_is_no_longer_protected(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        "<vcpu current='2'>4</vcpu>",
+        "<vcpu current='1'>4</vcpu><vcpus><vcpu id='3' enabled='yes'/></vcpus>",
+    ],
+)
+def test_a_vcpu_that_is_plugged_in_ends_the_protection(
+    world: World, monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    """The standby's QEMU does not have it: it could not load the guest when the primary is dead."""
+    monkeypatch.setattr(described, "_WATCH_S", 0.01)
+    world.live = LIVE.replace("<devices>", "<vcpu current='1'>4</vcpu><devices>")
+    domain = replace(DOMAIN, devices=described.devices_of(world.live))
+    world.defined = {}
+
+    async def run() -> None:
+        watching = asyncio.ensure_future(described.until_changed(world.hosts["a"], domain))
+        await asyncio.wait({watching}, timeout=0.1)
+        assert not watching.done()
+        world.live = LIVE.replace("<devices>", f"{now}<devices>")
+        async with asyncio.timeout(5):
+            with pytest.raises(OperationFailedError, match="vCPU"):
+                await watching
+
+    asyncio.run(run())
+
+
 # -- a definition lost ----------------------------------------------------------------------------
 
 

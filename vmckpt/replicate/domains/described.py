@@ -24,7 +24,7 @@ from vmckpt.qemu.device_state import query_machine_type
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.domains.facts import ReplicatedDomain
-from vmckpt.vm.domains.definition.description import ImageFile
+from vmckpt.vm.domains.definition.description import ImageFile, parse_xml
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.definition.rewritten import with_images
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -163,9 +163,12 @@ async def _described(
 
 
 def devices_of(xml: str) -> tuple[str, ...]:
-    """What changes when a device is plugged in or out, or a disk gets another image. Pure."""
-    parts = parts_of(xml)
-    return (*parts.aliases, *(f"{disk.target}: {disk.path}" for disk in parts.disks))
+    """What changes when a device or vCPU is plugged in or out, or a disk gets a new image. Pure."""
+    parts, root = parts_of(xml), parse_xml(xml, "a domain's XML")
+    images = (f"{disk.target}: {disk.path}" for disk in parts.disks)
+    vcpus = (f"{one.get('current', one.text)} vCPUs" for one in root.iterfind("vcpu"))
+    which = (f"vCPU {one.get('id')}" for one in root.iterfind("vcpus/vcpu[@enabled='yes']"))
+    return (*parts.aliases, *images, *vcpus, *which)
 
 
 async def until_changed(host: Host, domain: ReplicatedDomain) -> None:

@@ -158,6 +158,8 @@ async def return_what_ended(host: Host, name: str) -> None:
     Does nothing while its service runs, or was killed: another host may have the guest. Raises as
     `give_back`.
     """
+    if not await host.exists(vm_dir(host.state_dir, name).undefined):
+        return
     files = ServiceFiles.of(host, name)
     home, request = await read_home(host, name), await load_from(host, files.request, REQUEST)
     status = await last_status(host, files)
