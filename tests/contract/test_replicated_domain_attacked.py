@@ -392,6 +392,21 @@ def test_no_vm_takes_the_name_of_a_domain_whose_definition_no_libvirt_has(world:
     assert world.defined == {"a": DEFINITION}
 
 
+def test_a_protection_removes_nothing_of_another_domain_that_no_libvirt_has(world: World) -> None:
+    """One of the same name: it was taken over, and its host lost power before it was defined."""
+    b = world.hosts["b"]
+
+    async def run() -> None:
+        await guest.record_home(world.vm("b", Replaced("a", "0123abcd")), DOMAIN)
+        vm = world.vm("a")
+        other = vm._replace(qemu=vm.qemu._replace(domain=UUID.replace("7", "8")))
+        with pytest.raises(RefusedError, match="another domain"):
+            await describing.forget_gone(b, other)
+
+    asyncio.run(run())
+    assert "domain.json" in world.left("b")
+
+
 # -- wrong answers --------------------------------------------------------------------------------
 
 

@@ -72,11 +72,19 @@ async def check_domain(
 
 async def forget_gone(standby: Host, vm: Vm) -> None:
     """Remove the standby's record of a domain that it once took over, and no longer has: it was
-    moved or removed by libvirt's own means. Raises HostDownError.
+    moved or removed by libvirt's own means. Raises HostDownError; RefusedError: it is of another
+    domain, which is in no libvirt.
     """
     known = await read_home(standby, vm.name)
     if known is None or not known.qemu.domain or standby.libvirt is None or await known.is_alive():
         return
+    is_owed = await standby.exists(known.directory.undefined)
+    if is_owed and known.qemu.domain != vm.qemu.domain:
+        raise RefusedError(
+            f"{standby.name} has another domain '{vm.name}', which no libvirt has",
+            why=f"the replication of {known.qemu.domain} was interrupted, and has its definition",
+            remedy=f"return it first: vmckpt replicate stop {quote(vm.name)}; and rename one",
+        )
     if await standby.exists(known.directory.claim):  # the arbiter says whether it is stale
         return
     async with libvirtd(standby) as session:
