@@ -36,6 +36,7 @@ from vmckpt.qemu import commands
 from vmckpt.replicate import recovery
 from vmckpt.replicate.domains import described, describing, guest
 from vmckpt.replicate.operator import begin, operate
+from vmckpt.replicate.operator import stop as stopping
 from vmckpt.replicate.operator.leftovers import end_waiting
 from vmckpt.replicate.primary.protection import Protection, ProtectionEnding
 from vmckpt.replicate.request import REQUEST, ReplicationRequest, ServiceFiles
@@ -405,6 +406,33 @@ def test_a_protection_removes_nothing_of_another_domain_that_no_libvirt_has(worl
 
     asyncio.run(run())
     assert "domain.json" in world.left("b")
+
+
+def test_a_stop_returns_a_definition_although_the_old_host_is_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standby took it over and lost power at once. The files stay, to ask the arbiter with."""
+    b, world.defined = world.hosts["b"], {}
+
+    async def nothing(*_: object, **__: object) -> str:
+        return ""
+
+    async def asking(*_: object, **__: object) -> str:
+        return "b"
+
+    for name in ("_settled", "_settle_term"):
+        monkeypatch.setattr(stopping, name, nothing)
+    monkeypatch.setattr(stopping, "_require_may_run", asking)
+
+    async def run() -> None:
+        await asked_for(world, "b")
+        await guest.record_home(world.vm("b", Replaced("a", "0123abcd")), DOMAIN)
+        await has_ended(world, "b", role="standby", state=PROMOTED)
+        await stopping.stop(NAME, (b,))
+
+    asyncio.run(run())
+    assert world.defined.keys() == {"b"}
+    assert ServiceFiles.of(b, NAME).request.exists()
 
 
 # -- wrong answers --------------------------------------------------------------------------------
