@@ -54,11 +54,11 @@ NOBODY = 65534
 REFUSED = LibvirtRefusedError("no", why="another domain has that name", remedy="-", code=1)
 
 
-async def asked_for(world: World, *names: str) -> None:
+async def asked_for(world: World, *names: str, run: str = "r") -> None:
     """The request of a replication from a to b, on these hosts."""
     a, b = world.hosts["a"], world.hosts["b"]
     request = ReplicationRequest(
-        "r", NAME, world.vm("a").spec.text, HERE, a, b, ReplicationOptions("/l"),
+        run, NAME, world.vm("a").spec.text, HERE, a, b, ReplicationOptions("/l"),
         one_machine=False, qemu_id="0123abcd", domain=DOMAIN,
     )  # fmt: skip
     for name in names:
@@ -406,6 +406,33 @@ def test_a_protection_removes_nothing_of_another_domain_that_no_libvirt_has(worl
 
     asyncio.run(run())
     assert "domain.json" in world.left("b")
+
+
+def test_a_stop_does_not_define_a_domain_that_is_protected_again_by_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`keep` was quicker. Defined, it could be started here once its standby has taken over."""
+    a = world.hosts["a"]
+
+    async def nothing(*_: object, **__: object) -> str:
+        return ""
+
+    async def kept_meanwhile(*_: object, **__: object) -> None:
+        await asked_for(world, "a", run="s")
+        await begun(world.vm("a"))
+
+    monkeypatch.setattr(stopping, "_settled", nothing)
+    monkeypatch.setattr(stopping, "_require_may_run", nothing)
+    monkeypatch.setattr(stopping, "_settle_term", kept_meanwhile)
+
+    async def run() -> None:
+        await asked_for(world, "a")
+        await has_ended(world, "a", role="primary", state="ended", ending="stopped")
+        await stopping.stop(NAME, (a,))
+
+    asyncio.run(run())
+    assert world.defined == {}
+    assert "domain.json" in world.left("a")
 
 
 def test_a_stop_returns_a_definition_although_the_old_host_is_silent(

@@ -101,11 +101,14 @@ async def stop(
 
 
 async def _left_by(side: ReplicaSide, name: str, hosts: Iterable[Host], *, is_kept: bool) -> None:
-    """Return a domain to libvirt, and remove the service's files there, unless they are kept."""
+    """Return a domain to libvirt, and remove the service's files there, unless they are kept, or
+    of a protection that `keep`, or another operator, has begun since.
+    """
     if is_kept:
         await return_what_ended(side.host, name)
         return
-    await return_to_libvirt(side.host, name, hosts)
+    if await is_still_of(side.host, ServiceFiles.of(side.host, name), side.status.run):
+        await return_to_libvirt(side.host, name, hosts)
     await _forget(name, side)
 
 
