@@ -281,6 +281,25 @@ def test_a_start_that_fails_keeps_the_definition_that_libvirt_does_not_take(
     assert bool(world.left("a")) == is_refused
 
 
+@pytest.mark.parametrize("how", ["protected", "ended", "refused"])
+def test_a_command_on_a_domain_first_returns_its_definition(world: World, how: str) -> None:
+    """It could be migrated on without it, and be defined later where it was."""
+    domain: Any = SimpleNamespace(host=world.hosts["a"], name=NAME, uuid=UUID)
+    world.refuses, said = REFUSED if how == "refused" else None, list[str]()
+
+    async def run() -> bool:
+        await asked_for(world, "a")
+        await begun(world.vm("a"))
+        world.defined = {}
+        if how != "protected":
+            await has_ended(world, "a", role="primary", state="ended", ending="alone")
+        return await find._was_returned(domain, said.append)
+
+    assert asyncio.run(run()) is (how == "ended")
+    assert world.defined == ({"a": DEFINITION} if how == "ended" else {})
+    assert bool(said) is (how == "refused")
+
+
 @pytest.mark.parametrize("role", ["primary", "standby"])
 def test_the_next_protection_first_returns_what_the_last_one_could_not(
     world: World, monkeypatch: pytest.MonkeyPatch, role: str
