@@ -65,6 +65,8 @@ class World:
         self.defined = {"a": LIVE}
         self.starts = set[str]()
         self.silent = 0  # how often libvirtds do not answer first
+        self.live, self.definition, self.runs = LIVE, DEFINITION, True
+        self.refuses: Exception | None = None  # to define it
 
         @asynccontextmanager
         async def libvirtd(host: Host) -> AsyncIterator[FakeLibvirtd]:
@@ -79,14 +81,18 @@ class World:
 
     def libvirtd(self, host: Host) -> FakeLibvirtd:
         def seen() -> DomainInfo:
-            xml, is_kept = self.defined.get(host.name, LIVE), host.name in self.defined
+            xml, is_kept = self.live, host.name in self.defined
             return DomainInfo(UUID, NAME, DomainState.RUNNING, 1, persistent=is_kept, xml=xml)
 
         return FakeLibvirtd(
             host,
             find=seen,
+            condition=lambda: Condition(
+                DomainState.RUNNING if self.runs else DomainState.PAUSED, 1
+            ),
+            definition=lambda: self.definition,
             undefine=lambda *_: self.defined.pop(host.name) and None,
-            define=lambda xml: self.defined.update({host.name: xml}),
+            define=lambda xml: self.refuses or self.defined.update({host.name: xml}),
             start_with_host=lambda: self.starts.add(host.name),
         )
 
@@ -222,14 +228,14 @@ def test_a_device_that_is_plugged_in_ends_the_protection(
     """The standby's QEMU does not have it. A silent libvirtd says nothing about that."""
     monkeypatch.setattr(described, "_WATCH_S", 0.01)
     domain = replace(DOMAIN, devices=described.devices_of(LIVE))
-    world.silent = 2
+    world.silent, world.defined = 2, {}
 
     async def run() -> None:
         watching = asyncio.ensure_future(described.until_changed(world.hosts["a"], domain))
         await asyncio.wait({watching}, timeout=0.2)
         assert not watching.done()
         nic = "<interface type='bridge'><alias name='net1'/></interface>"
-        world.defined["a"] = XML.format(DISK.format(BASE) + nic)
+        world.live = XML.format(DISK.format(BASE) + nic)
         with pytest.raises(OperationFailedError, match="net1"):
             await watching
 

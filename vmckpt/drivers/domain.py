@@ -85,11 +85,9 @@ class LibvirtDomain:
         """Start it on its host."""
         from vmckpt.replicate.primary.claim import require_right
         from vmckpt.vm.domains.lifecycle import start_domain
-        from vmckpt.vm.inventory import read_home
 
-        home = await read_home(self.host, self.name)
-        if home is not None and home.qemu.domain == self.domain.uuid:
-            await require_right(home)  # another host may have it: it was replicated
+        if (home := await self._replicated_home()) is not None:
+            await require_right(home)  # another host may have it
         await start_domain(self.domain)
         what = self.domain.description
         return Started(None, what.accel_word, what.machine, what.cpu)
@@ -101,15 +99,40 @@ class LibvirtDomain:
         await pause_domain(self.domain)
 
     async def resume(self) -> None:
-        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off."""
+        """Resume its guest; one that runs is left alone. Raises RefusedError if it is off, or while
+        a standby may take it over: a primary that loses the right to run is paused.
+        """
         from vmckpt.vm.domains.lifecycle import resume_domain
 
+        await self._require_decided("vm resume")
         await resume_domain(self.domain)
+
+    async def _replicated_home(self) -> "Vm | None":
+        """Its home by the records of a replication, if there was one."""
+        from vmckpt.vm.inventory import read_home
+
+        home = await read_home(self.host, self.name)
+        return home if home is not None and home.qemu.domain == self.domain.uuid else None
+
+    async def _require_decided(self, action: str) -> None:
+        """Raises RefusedError if a standby has it, or may take it over; BusyError if an operation
+        holds it.
+        """
+        if (home := await self._replicated_home()) is None:
+            return
+        from vmckpt.replicate.operator.operate import require_decided
+        from vmckpt.vm.lifecycle import owner
+        from vmckpt.vm.paths import lock_path
+
+        async with self.host.lock(lock_path(self.host.state_dir, self.name), owner(action)):
+            pass
+        await require_decided(home)
 
     async def reboot(self, *, force: bool, timeout_s: float) -> None:
         """Power it off by its button and start it again; with `force` reset it at once."""
         from vmckpt.vm.domains.lifecycle import reboot_domain
 
+        await self._require_decided("vm reboot")
         await reboot_domain(self.domain, force=force, timeout_s=timeout_s)
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:
@@ -173,7 +196,12 @@ class LibvirtDomain:
         emit: "Emit",
         forecast: Mapping[str, Any] | None = None,
     ) -> "MigrationReport":
-        """Have libvirt migrate it live, or as it is off."""
+        """Have libvirt migrate it live, or as it is off.
+
+        Raises RefusedError if it does not run, and a standby may have it.
+        """
+        if self.domain.state != "running":
+            await self._require_decided("migrate")
         if options.offline:
             from vmckpt.migrate.domains.offline import move_off
 

@@ -186,11 +186,18 @@ async def restores_on(entry: "CatalogueEntry", tell: "Tell", *, copy: bool) -> "
 
 
 async def require_own(name: str, host: "Host") -> None:
-    """Before a checkpoint takes the place of a VM there: as `DirectVm.require_own`."""
-    from vmckpt.vm.inventory import read_vm
+    """Before a checkpoint takes the place of a VM there, or of a domain that was replicated and is
+    off: as `DirectVm.require_own`.
+    """
+    from vmckpt.vm.inventory import read_home
 
-    if (vm := await read_vm(host, name)) is not None:
-        await DirectVm(vm).require_own()
+    home = await read_home(host, name)
+    if home is not None and not home.qemu.domain:
+        await DirectVm(home).require_own()
+    elif home is not None and not await home.is_alive():
+        from vmckpt.replicate.operator.operate import require_decided
+
+        await require_decided(home)
 
 
 async def recover(name: str, tell: "Tell") -> "Recovery | None":
@@ -347,6 +354,8 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomai
         if not await _end_domain_restores(hosts, tell):
             raise
         found = await find_domain(name, hosts, left=left)
+    if found is not None and await _was_returned(found, tell):
+        found = await find_domain(name, hosts, left=left)
     if found is None or not await LibvirtDomain(found).restore_is_cut_off():
         return None if found is None else LibvirtDomain(found)
     from vmckpt.checkpoint.operate import recover_there
@@ -355,6 +364,24 @@ async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> "LibvirtDomai
     tell(f"a restore of {name} was interrupted: it was ended")
     found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
+
+
+async def _was_returned(domain: "Domain", tell: "Tell") -> bool:
+    """Whether libvirt has just got the definition back that it refused, or could not take, when the
+    domain's replication ended here: the domain must not move on without it.
+    """
+    from vmckpt.errors import VmckptError
+    from vmckpt.replicate.domains.guest import return_what_ended
+    from vmckpt.vm.paths import vm_dir
+
+    mark = vm_dir(domain.host.state_dir, domain.name).undefined
+    if not await domain.host.exists(mark):
+        return False
+    try:
+        await return_what_ended(domain.host, domain.name)
+    except VmckptError as exc:
+        tell(f"libvirt on {domain.host.name} has no definition of {domain.name} yet: {exc}")
+    return not await domain.host.exists(mark)
 
 
 def _tell_of(recovery: "Recovery | None", tell: "Tell") -> None:

@@ -9,8 +9,11 @@ import asyncio
 import math
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from vmckpt.deadlines import retry
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
@@ -56,6 +59,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.record import Replaced
 
+T = TypeVar("T")
 POLL_S, CONT_POLLS = 0.1, 1000
 # How long others may work on a VM whose QEMU does not answer, before that is tried again.
 AGAIN_S = 5.0
@@ -117,18 +121,22 @@ async def abandon(directory: Path) -> None:
     if vm is None:
         await give_up_term(request)
     elif await vm.is_alive():
-        is_stale = False
-        async with operator_monitor(vm) as monitor:
-            if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
-                is_stale = not await _runs_again(request, monitor)
-            if not (is_stale or monitor.is_lent):
-                await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-        if not is_stale:
-            await concluded(vm, request.domain)
-        if is_stale:
-            await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
-        else:
+        if await _if_libvirtd_starts_again(vm, partial(_goes_on_there, request, vm)):
             await _note_taken_over(request, vm)
+            await concluded(vm, request.domain)
+        else:
+            await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
+
+
+async def _goes_on_there(request: ReplicationRequest, vm: Vm) -> bool:
+    """Have the guest run at the standby; False: another has its term. Raises as `_runs_again`."""
+    async with operator_monitor(vm) as monitor:
+        is_held = (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH
+        if is_held and not await _runs_again(request, monitor):
+            return False
+        if not monitor.is_lent:
+            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+    return True
 
 
 async def _note_taken_over(request: ReplicationRequest, vm: Vm) -> None:
@@ -425,9 +433,13 @@ async def _is_at_home(request: ReplicationRequest) -> bool:
 
 
 async def _freed(vm: Vm, files: ServiceFiles) -> None:
-    """`_free`, also if the libvirtd that has a domain's monitor has to start again first."""
+    await _if_libvirtd_starts_again(vm, partial(_free, vm, files))
+
+
+async def _if_libvirtd_starts_again(vm: Vm, work: Callable[[], Awaitable[T]]) -> T:
+    """Do it, also if the libvirtd that has a domain's monitor has to start again first."""
     again = (HostDownError, OutcomeUnknownError) if vm.qemu.domain else ()
-    await retry(lambda: _free(vm, files), again, every_s=POLL_S, within_s=LIBVIRTD_S)
+    return await retry(work, again, every_s=POLL_S, within_s=LIBVIRTD_S)
 
 
 async def _free(vm: Vm, files: ServiceFiles) -> None:

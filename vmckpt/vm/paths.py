@@ -44,6 +44,11 @@ class VmDir(NamedTuple):
         return self.path / ".domain.json.ready"
 
     @property
+    def undefined(self) -> Path:
+        """Exists as long as the replication of a libvirt domain may have its only definition."""
+        return self.path / "undefined"
+
+    @property
     def journal(self) -> Path:
         """The migration in progress or interrupted (JSON)."""
         return self.path / "migration.json"
@@ -118,7 +123,7 @@ class VmDir(NamedTuple):
     def about_it(self) -> tuple[Path, ...]:
         """What is true of this VM alone, not of another one of its name."""
         replicas = self.gone_replica, self.listed_replica, self.taken_over
-        replicated = self.domain, self.claim, self.overlays, *replicas
+        replicated = self.domain, self.undefined, self.claim, self.overlays, *replicas
         return self.current, self.identity, self.point, self.saving, self.away, *replicated
 
     def qemu(self, qemu_id: str) -> "QemuDir":

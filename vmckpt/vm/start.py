@@ -161,7 +161,8 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     another VM must not get its identity, its claim, or its overlays. The caller holds its lock.
 
     Without `keep`, raises BusyError after an interrupted migration to this host (its QEMU may have
-    the guest), or an interrupted restore (its images are incomplete; recovery removes them).
+    the guest), or an interrupted restore (its images are incomplete; recovery removes them);
+    RefusedError: a libvirt domain of that name was replicated, and is in no libvirt.
     """
     if keep is None and await host.exists(directory.journal):
         raise BusyError(
@@ -176,6 +177,8 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
             why="the images that it made are not complete, and are removed when it is ended",
             remedy=f"end it first: vmckpt vm show {spec.name}",
         )
+    if keep is None and await host.exists(directory.domain):
+        await _require_defined(host, spec.name, directory)
     known = keep.path.name if keep else None
     of_another = {path.name for path in directory.about_it} if keep is None else set[str]()
     for name in await host.list_dir(directory.path):
@@ -187,6 +190,15 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
             is_foreign = await host.exists(files.process)
             end = remove_qemu_files if is_foreign else end_qemu
             await end(host, spec.ram_dir, files)
+
+
+async def _require_defined(host: Host, name: str, directory: VmDir) -> None:
+    if await host.exists(directory.undefined):
+        raise RefusedError(
+            f"{host.name} has a libvirt domain '{name}', which no libvirt has",
+            why="its replication was interrupted, and has its definition",
+            remedy=f"return it first: vmckpt replicate stop {name}; or use another name",
+        )
 
 
 async def remove_home(host: Host, directory: VmDir) -> None:

@@ -24,7 +24,7 @@ from vmckpt.qemu.device_state import query_machine_type
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.domains.facts import ReplicatedDomain
-from vmckpt.vm.domains.definition.description import ImageFile
+from vmckpt.vm.domains.definition.description import ImageFile, parse_xml
 from vmckpt.vm.domains.definition.parts import parts_of
 from vmckpt.vm.domains.definition.rewritten import with_images
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -163,21 +163,27 @@ async def _described(
 
 
 def devices_of(xml: str) -> tuple[str, ...]:
-    """What changes when a device is plugged in or out, or a disk gets another image. Pure."""
-    parts = parts_of(xml)
-    return (*parts.aliases, *(f"{disk.target}: {disk.path}" for disk in parts.disks))
+    """What changes when a device or vCPU is plugged in or out, or a disk gets a new image. Pure."""
+    parts, root = parts_of(xml), parse_xml(xml, "a domain's XML")
+    images = (f"{disk.target}: {disk.path}" for disk in parts.disks)
+    vcpus = (f"{one.get('current', one.text)} vCPUs" for one in root.iterfind("vcpu"))
+    which = (f"vCPU {one.get('id')}" for one in root.iterfind("vcpus/vcpu[@enabled='yes']"))
+    return (*parts.aliases, *images, *vcpus, *which)
 
 
 async def until_changed(host: Host, domain: ReplicatedDomain) -> None:
     """Watch a domain whose standby has only the devices that it had at the start.
 
-    Raises OperationFailedError: it has others. A libvirtd that does not answer says nothing.
+    Raises OperationFailedError: it has others; or a user defined the domain again, which could then
+    be started here once its standby has taken over. A libvirtd that does not answer says nothing.
     """
     while True:
         await asyncio.sleep(_WATCH_S)
         with suppress(HostDownError, OutcomeUnknownError, LibvirtRefusedError):
             async with libvirtd(host) as session:
                 while (seen := await session.find(domain.uuid)) is not None:
+                    if seen.persistent:
+                        raise _defined()
                     if (now := devices_of(seen.xml)) != domain.devices:
                         raise _changed(set(now) ^ set(domain.devices))
                     await asyncio.sleep(_WATCH_S)
@@ -188,6 +194,14 @@ def _changed(which: set[str]) -> OperationFailedError:
         "the domain's devices were changed",
         why=f"its standby does not have them so: {', '.join(sorted(which))}",
         remedy="protect it again: vmckpt replicate start",
+    )
+
+
+def _defined() -> OperationFailedError:
+    return OperationFailedError(
+        "the domain was defined again",
+        why="libvirt could start an old state of it once its standby has taken over",
+        remedy="protect it again, with that definition: vmckpt replicate start",
     )
 
 

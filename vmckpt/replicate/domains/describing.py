@@ -11,7 +11,7 @@ from vmckpt.options.replication import ReplicationOptions
 from vmckpt.preflight.finding import Finding, require
 from vmckpt.preflight.replication.domains import checks_there
 from vmckpt.replicate.domains.described import DescribedDomain, DomainQuestion, described_from
-from vmckpt.replicate.domains.guest import forget
+from vmckpt.replicate.domains.guest import forget, return_what_ended
 from vmckpt.replicate.operator.begin import last_error, start
 from vmckpt.replicate.request import as_itself
 from vmckpt.replicate.status import ReplicationOutcome
@@ -37,18 +37,21 @@ async def described(domain: Domain, options: ReplicationOptions) -> tuple[Vm, De
     done = await domain.host.run(command, _DESCRIBE_S)
     if done.returncode:
         raise _failed(domain, done.stderr, done.returncode)
+    directory = vm_dir(domain.host.state_dir, domain.name)
     try:
         answer = described_from(parse(done.stdout, most_bytes=_MOST_BYTES))
+        require(answer.findings, f"'{domain.name}' cannot be replicated")
+        spec = parse_spec(answer.spec, str(directory.spec), directory.path)
+        qemu = Qemu.from_json(answer.vm_json, directory)
+        named = spec.name, qemu.domain, answer.domain and answer.domain.uuid
+        if named != (domain.name, domain.uuid, domain.uuid):
+            raise MalformedError("it is about another domain")
     except MalformedError as exc:
         raise OperationFailedError(
             f"what {domain.host.name} says of '{domain.name}' is malformed",
             why=str(exc),
             remedy="install the same vmckpt on all hosts",
         ) from exc
-    require(answer.findings, f"'{domain.name}' cannot be replicated")
-    directory = vm_dir(domain.host.state_dir, domain.name)
-    spec = parse_spec(answer.spec, str(directory.spec), directory.path)
-    qemu = Qemu.from_json(answer.vm_json, directory)
     return Vm(spec, domain.host, directory, qemu), answer
 
 
@@ -69,11 +72,19 @@ async def check_domain(
 
 async def forget_gone(standby: Host, vm: Vm) -> None:
     """Remove the standby's record of a domain that it once took over, and no longer has: it was
-    moved or removed by libvirt's own means. Raises HostDownError.
+    moved or removed by libvirt's own means. Raises HostDownError; RefusedError: it is of another
+    domain, which is in no libvirt.
     """
     known = await read_home(standby, vm.name)
     if known is None or not known.qemu.domain or standby.libvirt is None or await known.is_alive():
         return
+    is_owed = await standby.exists(known.directory.undefined)
+    if is_owed and known.qemu.domain != vm.qemu.domain:
+        raise RefusedError(
+            f"{standby.name} has another domain '{vm.name}', which no libvirt has",
+            why=f"the replication of {known.qemu.domain} was interrupted, and has its definition",
+            remedy=f"return it first: vmckpt replicate stop {quote(vm.name)}; and rename one",
+        )
     if await standby.exists(known.directory.claim):  # the arbiter says whether it is stale
         return
     async with libvirtd(standby) as session:
@@ -85,6 +96,7 @@ async def start_domain(
     domain: Domain, standby: Host, options: ReplicationOptions, run: str
 ) -> ReplicationOutcome:
     """Have `standby` protect the domain. Raises as `start` does."""
+    await return_what_ended(domain.host, domain.name)
     vm, answer = await described(domain, options)
     outcome = await start(vm, standby, options, run, answer)
     return outcome._replace(warnings=(TAINTED, *outcome.warnings))

@@ -11,7 +11,8 @@ class ReplicatedDomain:
 
     `xml`: the running domain's; `definition`: "" for a transient one. `machine` and `blocks`: its
     QEMU's machine type, and its blocks of RAM with their sizes, `ram_names` the guest's. `process`:
-    its QEMU. `devices`: the ids of its devices, and the images of its disks (`devices_of`).
+    its QEMU. `devices`: the ids of its devices, the images of its disks, and its vCPUs
+    (`devices_of`).
     """
 
     uuid: str

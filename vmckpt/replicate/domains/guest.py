@@ -2,7 +2,8 @@
 
 A domain's record is a VM's, under another name (`VmDir.domain`). While it is replicated, libvirt
 has no definition of it (it is transient), so that nothing but its replication starts it again on
-this host: not libvirtd with its host, and no user. `give_back` returns the definition.
+this host: not libvirtd with its host, and no user. `give_back` returns the definition, once
+(`VmDir.undefined`): what libvirt has of the domain afterwards is its user's.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING
 from vmckpt.deadlines import retry
 from vmckpt.epoch.disks import remove_leftovers
 from vmckpt.epoch.guarding import guard_command
-from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.domains.facts import ReplicatedDomain
+from vmckpt.replicate.operator.sides import last_status
 from vmckpt.replicate.request import REQUEST, ServiceFiles
+from vmckpt.replicate.status import PROMOTED
 from vmckpt.sequence.steps import finish
 from vmckpt.state.documents import load_from
 from vmckpt.vm.inventory import Vm, read_home
@@ -81,6 +84,7 @@ async def record_home(vm: Vm, domain: ReplicatedDomain | None) -> None:
     await vm.host.make_dir(vm.qemu.files.path)
     await vm.host.write_text(vm.directory.spec, vm.spec.text)
     await vm.host.write_text(vm.directory.identity, f"{domain.uuid}\n")
+    await vm.host.write_text(vm.directory.undefined, "")
     await vm.host.write_text(vm.directory.domain, vm.qemu.to_json())
 
 
@@ -88,7 +92,8 @@ async def take_charge(vm: Vm, domain: ReplicatedDomain | None) -> None:
     """From here on only its replication starts the guest on this host: libvirt forgets the
     domain's definition. The service's files have it.
 
-    Raises HostDownError, OutcomeUnknownError, LibvirtRefusedError.
+    Raises RefusedError: it is another one than the service's files have; HostDownError,
+    OutcomeUnknownError, LibvirtRefusedError.
     """
     from vmckpt.vm.domains.sessions import libvirtd
 
@@ -96,8 +101,15 @@ async def take_charge(vm: Vm, domain: ReplicatedDomain | None) -> None:
         return
     async with libvirtd(vm.host) as libvirt:
         seen = await libvirt.find(domain.uuid)
-        if seen is not None and seen.persistent:
-            await libvirt.undefine(domain.uuid)
+        if seen is None or not seen.persistent:
+            return
+        if await libvirt.definition(domain.uuid) != domain.definition:
+            raise RefusedError(
+                f"the definition of '{vm.name}' was changed",
+                why="it was edited while the protection began",
+                remedy="start again: vmckpt replicate start",
+            )
+        await libvirt.undefine(domain.uuid)
 
 
 async def give_back(host: Host, name: str, domain: ReplicatedDomain | None) -> None:
@@ -109,7 +121,7 @@ async def give_back(host: Host, name: str, domain: ReplicatedDomain | None) -> N
     """
     if domain is None:
         return
-    await _defined(host, domain, domain.definition)
+    await _defined(host, name, domain, domain.definition)
     home = await read_home(host, name)
     is_claimed = await host.exists(vm_dir(host.state_dir, name).claim)
     if home is not None and home.qemu.replaces is None and not is_claimed:
@@ -139,6 +151,26 @@ async def return_to_libvirt(host: Host, name: str, hosts: Iterable[Host]) -> Non
             await forget(host, name)
 
 
+async def return_what_ended(host: Host, name: str) -> None:
+    """Do what the service of a replication that has ended on this host could not do, as libvirtd
+    was down: return the domain's definition. The service's files, which have it, may go then.
+
+    Does nothing while its service runs, or was killed: another host may have the guest. Raises as
+    `give_back`.
+    """
+    if not await host.exists(vm_dir(host.state_dir, name).undefined):
+        return
+    files = ServiceFiles.of(host, name)
+    home, request = await read_home(host, name), await load_from(host, files.request, REQUEST)
+    status = await last_status(host, files)
+    if home is None or request is None or status is None or status.run != request.run:
+        return
+    if status.is_primary and status.is_settled:
+        await give_back(host, name, request.domain)
+    elif status.state == PROMOTED:
+        await concluded(home, request.domain)
+
+
 async def concluded(vm: Vm, domain: ReplicatedDomain | None) -> None:
     """The standby's guest runs on its host for good: libvirt keeps the domain.
 
@@ -148,19 +180,26 @@ async def concluded(vm: Vm, domain: ReplicatedDomain | None) -> None:
         return
     from vmckpt.replicate.domains.described import standalone
 
-    await _defined(vm.host, domain, standalone(domain.definition) if domain.definition else "")
+    definition = standalone(domain.definition) if domain.definition else ""
+    await _defined(vm.host, vm.name, domain, definition)
     # The memory stays as long as the QEMU that has it.
     await vm.host.remove(vm.qemu.files.memory(vm.spec.ram_dir))
 
 
-async def _defined(host: Host, domain: ReplicatedDomain, definition: str) -> None:
-    """Have libvirt define it, also if libvirtd has to start again first."""
+async def _defined(host: Host, name: str, domain: ReplicatedDomain, definition: str) -> None:
+    """Have libvirt define it, unless that was done before; also if libvirtd has to start again
+    first.
+    """
+    mark = vm_dir(host.state_dir, name).undefined
+    if not await host.exists(mark):
+        return
     await retry(
         lambda: _define(host, domain, definition),
         (HostDownError, OutcomeUnknownError),
         every_s=_AGAIN_S,
         within_s=_ANSWER_S,
     )
+    await host.remove(mark)
 
 
 async def _define(host: Host, domain: ReplicatedDomain, definition: str) -> None:

@@ -15,7 +15,13 @@ from pathlib import Path
 
 from vmckpt.deadlines import poll, retry
 from vmckpt.epoch.load import LOAD_TIMEOUT_S
-from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.processes.process import ProcessId
@@ -36,7 +42,7 @@ from vmckpt.vm.domains.loading.image_pipe import ImagePipe, release
 from vmckpt.vm.domains.loading.starting import StartedQemu, begin_marked, image_head
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.paths import IN_MEMORY, QemuDir, VmDir, new_qemu_id, vm_dir
+from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir, new_qemu_id, vm_dir
 from vmckpt.vm.record import Platform, Qemu, Replaced
 from vmckpt.vm.spec.spec import Spec
 
@@ -83,6 +89,7 @@ class WaitingDomain:
                 ram_names=domain.ram_names, domain=domain.uuid,
             )  # fmt: skip
             # Written beforehand: at the takeover the disk may be full.
+            await host.write_text(directory.undefined, "")
             await host.write_text(directory.awaited_domain, qemu.to_json())
         except BaseException:
             await finish(started.end())
@@ -284,15 +291,30 @@ def head_of(domain: ReplicatedDomain) -> StreamHead:
 async def end_waiting_domain(host: Host, name: str, uuid: str) -> None:
     """End a QEMU that a killed standby has left waiting, on any host. It never ran.
 
-    The caller holds the VM's lock; the domain is not at home there. Raises OperationFailedError.
+    The domain may have come to that host since, without vmckpt: only a QEMU that is recorded as
+    waiting, or reads the standby's pipe, is ended. The caller holds the VM's lock; the domain is
+    not at home there. Raises OperationFailedError, OutcomeUnknownError.
     """
-    for process in await host.find_processes(f"-uuid\0{uuid}\0"):
+    directory, waiting = vm_dir(host.state_dir, name), set[ProcessId]()
+    with suppress(StorageError):  # a power cut emptied it, and ended the QEMU as well
+        if (text := await host.read_text(directory.awaited_domain)) is not None:
+            waiting.add(Qemu.from_json(text, directory).process)
+    for process in await host.find_processes(f"-uuid\0{uuid}\0", of_anyone=True):
+        if await _reads_pipe(host, process, name):
+            waiting.add(process)
+    for process in waiting:
         if not await host.stop_for_good(process):
             raise OperationFailedError(
                 f"QEMU {process.pid} on {host.name} does not end",
                 why=f"it waited there for '{name}', and survived SIGKILL",
                 remedy="it is stuck in the kernel: look at its storage",
             )
+
+
+async def _reads_pipe(host: Host, process: ProcessId, name: str) -> bool:
+    pipe = f"*/vms/{name}/{QEMU_PREFIX}*/{_PIPE}*"  # the name has no characters of patterns
+    command = ["find", f"/proc/{process.pid}/fd", "-lname", pipe, "-printf", "x"]
+    return bool((await host.run(command)).stdout)
 
 
 async def release_pipes(host: LocalHost, name: str) -> None:

@@ -20,6 +20,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import require_location
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.domains.guest import return_to_libvirt
 from vmckpt.replicate.operator.committing import commit_overlays_on
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import end_waiting, remove_replaced
@@ -134,8 +135,10 @@ async def _begun(
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)
         status = await _until_protected(vm, ours, service)
-    except BaseException:
+    except BaseException as exc:
         await finish(_undo(vm.host, ours, standby, theirs))
+        if isinstance(exc, VmckptError) and await _is_undefined(vm):
+            raise _not_returned(vm, exc) from exc
         raise
     warnings = [found.reason for found in checks if found.verdict == WARN]
     return ReplicationOutcome(status, (*warnings, *_unheard(status), *_slowed(status)))
@@ -291,11 +294,13 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
     Once nothing is left of the standby, the VM needs no arbiter, which may be gone for good.
     """
     name, is_over = ours.path.name, False
+    home = vm_dir(primary.state_dir, name)
     with suppress(VmckptError):  # the earlier failure says more
         # Repeatedly: it may not listen yet.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
         await until_recovered(primary, name)  # after a kill, see `replicate/recovery.py`
-        await primary.remove(ours.path)
+        if not await primary.exists(home.undefined):  # else they have a domain's only definition
+            await primary.remove(ours.path)
         is_over = True
     with suppress(VmckptError):
         # Its primary may never have connected to it.
@@ -307,7 +312,28 @@ async def _undo(primary: Host, ours: ServiceFiles, standby: Host, theirs: Servic
         await standby.remove(theirs.path)
         await commit_overlays_on(name, (primary, standby))
         if is_over:
-            await primary.remove(vm_dir(primary.state_dir, name).claim)
+            await primary.remove(home.claim)
+            await return_to_libvirt(primary, name, (primary, standby))
+            await primary.remove(ours.path)
+
+
+async def _is_undefined(vm: Vm) -> bool:
+    """Whether a domain is this home's only, and its libvirt has no definition of it; a host that
+    does not answer does not say.
+    """
+    with suppress(HostDownError):
+        is_left = await vm.host.exists(vm.directory.claim)
+        return not is_left and await vm.host.exists(vm.directory.undefined)
+    return False
+
+
+def _not_returned(vm: Vm, exc: VmckptError) -> OperationFailedError:
+    return OperationFailedError(
+        f"'{vm.name}' is not protected, and libvirt on {vm.host.name} has no definition of it",
+        why=f"libvirt did not take that back when the start failed ({exc.what}: {exc.why})",
+        remedy="see that libvirtd runs there, then return the definition: "
+        f"vmckpt replicate stop {vm.name}",
+    )
 
 
 async def _took_over(standby: Host, name: str) -> bool:

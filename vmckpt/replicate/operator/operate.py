@@ -80,7 +80,14 @@ async def _died_in_it(name: str, standby: ReplicaSide) -> bool:
 async def _runs_by_now(standby: Host, name: str) -> bool:
     """Whether the guest, which the standby could not resume, was started there since."""
     home = await read_home(standby, name)
-    return home is not None and (await inspect(home)).state == "running"
+    if home is None or not home.qemu.domain:
+        return home is not None and (await inspect(home)).state == "running"
+    from vmckpt.vm.domains.flags import DomainState
+    from vmckpt.vm.domains.sessions import libvirtd
+
+    async with libvirtd(standby) as session:
+        now = await session.condition(home.qemu.domain)
+    return now is not None and now.state is DomainState.RUNNING
 
 
 async def _standby_of(name: str, found: Iterable[ReplicaSide]) -> ReplicaSide:

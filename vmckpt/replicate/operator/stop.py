@@ -19,7 +19,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.arbiter import ARBITER_S
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, TIMEOUT_S, ask
-from vmckpt.replicate.domains.guest import return_to_libvirt
+from vmckpt.replicate.domains.guest import return_to_libvirt, return_what_ended
 from vmckpt.replicate.operator.committing import commit_overlays_on, hosts_with_overlays
 from vmckpt.replicate.operator.leftover_copies import CopiesFate, settle_copies
 from vmckpt.replicate.operator.leftovers import StaleHomeStaysError, end_waiting
@@ -95,10 +95,21 @@ async def stop(
     if await hosts_with_overlays(name, hosts):
         await commit_overlays_on(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
-        if side.host.name not in (asking, stays):
-            await return_to_libvirt(side.host, name, hosts)
-            await _forget(name, side)
+        if side.host.name != stays:
+            await _left_by(side, name, hosts, is_kept=side.host.name == asking)
     return last
+
+
+async def _left_by(side: ReplicaSide, name: str, hosts: Iterable[Host], *, is_kept: bool) -> None:
+    """Return a domain to libvirt, and remove the service's files there, unless they are kept, or
+    of a protection that `keep`, or another operator, has begun since.
+    """
+    if is_kept:
+        await return_what_ended(side.host, name)
+        return
+    if await is_still_of(side.host, ServiceFiles.of(side.host, name), side.status.run):
+        await return_to_libvirt(side.host, name, hosts)
+    await _forget(name, side)
 
 
 async def _settled(name: str, hosts: Iterable[Host]) -> str:

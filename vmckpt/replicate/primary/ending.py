@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
@@ -51,17 +51,36 @@ async def libvirtd_is_back(exc: Exception, monitor: Monitor, lives: Callable[[],
     return False
 
 
-def require_its_own(moves: Events) -> None:
-    """Raises StandbyLostError if a QEMU that is libvirt's begins to send its guest elsewhere."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    if {one["status"] for one in data} - {"none", "failed", "cancelled"}:
-        raise StandbyLostError("libvirt saves or migrates the domain")
+class LibvirtMoves:
+    """What libvirt's own migrations of a domain have reported; `events`: None of other VMs."""
+
+    def __init__(self, events: Events | None) -> None:
+        self._events, self._phases = events, set[str]()
+
+    def require_none(self) -> None:
+        """Raises StandbyLostError if libvirt begins to send the guest elsewhere."""
+        if self._seen() - {"none", "failed", "cancelled"}:
+            raise StandbyLostError("libvirt saves or migrates the domain")
+
+    def has_moved(self) -> bool:
+        """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
+        return "completed" in self._seen()
+
+    def _seen(self) -> set[str]:
+        if self._events is not None:
+            data: list[Any] = [event["data"] for event in self._events.drain()]
+            self._phases |= {one["status"] for one in data}
+        return self._phases
 
 
-def has_moved(moves: Events) -> bool:
-    """Whether libvirt has sent the guest elsewhere: to a file, or to another host."""
-    data: list[Any] = [event["data"] for event in moves.drain()]
-    return any(one["status"] == "completed" for one in data)
+@contextmanager
+def libvirt_moves(monitor: Monitor) -> Iterator[LibvirtMoves]:
+    """Listen for them, for the block."""
+    if not monitor.is_lent:
+        yield LibvirtMoves(None)
+        return
+    with monitor.events("MIGRATION") as events:
+        yield LibvirtMoves(events)
 
 
 def require_at_work(background: list["asyncio.Task[None]"]) -> None:

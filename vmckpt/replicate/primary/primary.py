@@ -52,6 +52,7 @@ from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.primary.claim import Claim, require_right
+from vmckpt.replicate.primary.ending import libvirt_moves
 from vmckpt.replicate.primary.epochs import PrimaryHandles
 from vmckpt.replicate.primary.keeper import TermKeeper
 from vmckpt.replicate.primary.protection import Protection
@@ -117,6 +118,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )
         welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(operator_monitor(vm))
+        moves = stack.enter_context(libvirt_moves(monitor))
         held = await senders(vm, monitor) if request.options.holds_output else []
         output = HeldOutput(monitor, held)
         capture = await stack.enter_async_context(await _capturing(vm, monitor, output))
@@ -126,7 +128,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
             request, files, PrimaryHandles(vm, monitor, capture, output, pidfd, mirrors),
-            keeper=keeper, channel=channel, replica=welcome.replica, second=second,
+            keeper=keeper, channel=channel, replica=welcome.replica, second=second, moves=moves,
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))

@@ -22,11 +22,10 @@ from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOUR
 from vmckpt.replicate.control import GO_ALONE, GO_ALONE_UNLESS_TAKEN, write_last_status
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.primary.ending import (
+    LibvirtMoves,
     ProtectionEnding,
-    has_moved,
     libvirtd_is_back,
     require_at_work,
-    require_its_own,
 )
 from vmckpt.replicate.primary.epochs import Epochs, PrimaryHandles
 from vmckpt.replicate.primary.keeper import GIVEN_UP_S, RETRY_S, TermKeeper
@@ -48,6 +47,8 @@ TAKING_S = 20.0
 class Protection:
     """One VM's protection, from the first copy to its end."""
 
+    _moves = LibvirtMoves(None)
+
     def __init__(
         self,
         request: ReplicationRequest,
@@ -58,7 +59,9 @@ class Protection:
         channel: Channel,
         replica: str,
         second: SecondPath,
+        moves: LibvirtMoves,
     ) -> None:
+        self._moves = moves
         self._request, self._files, self._second = request, files, second
         self._wake = asyncio.Event()
         self._handles, self._vm, self._monitor = handles, handles.vm, handles.monitor
@@ -205,10 +208,7 @@ class Protection:
             loop.remove_reader(self._handles.pidfd)
 
     async def _protect(self, background: list["asyncio.Task[None]"]) -> ProtectionEnding:
-        with (
-            self._monitor.events("SHUTDOWN") as shutdowns,
-            self._monitor.events("MIGRATION") as moves,
-        ):
+        with self._monitor.events("SHUTDOWN") as shutdowns:
             try:
                 await self._epochs.copy(self._require_wanted)
                 await self._handles.output.hold()
@@ -216,8 +216,7 @@ class Protection:
                     if self._keeper.replaced.is_set():
                         return ProtectionEnding.REPLACED
                     require_at_work(background)
-                    if self._monitor.is_lent:
-                        require_its_own(moves)
+                    self._moves.require_none()
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._requested is ProtectionEnding.YOURS:
@@ -232,7 +231,7 @@ class Protection:
                     raise StandbyLostError(f"libvirtd ended or was restarted: {exc}") from exc
                 reasons: list[Any] = [event["data"] for event in shutdowns.drain()]
                 is_off = any(data["guest"] for data in reasons)
-                if self._monitor.is_lent and has_moved(moves):
+                if self._moves.has_moved():
                     self._why, is_off = "libvirt has saved or migrated it", True
                 return await self._qemu_gone(is_off=is_off)
 
@@ -393,7 +392,7 @@ class Protection:
         """
         solo = asyncio.ensure_future(self._keeper.solo())
         while not solo.done():
-            if self._epochs.is_safe and not self._qemu_lives():
+            if self._epochs.is_safe and not self._qemu_lives() and not self._moves.has_moved():
                 solo.cancel()
                 await asyncio.wait({solo})
                 return await self._dead_here("its QEMU died", ProtectionEnding.YOURS)

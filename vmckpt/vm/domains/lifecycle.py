@@ -17,10 +17,13 @@ async def start_domain(domain: Domain) -> None:
     """Start a stopped domain where it is. Raises RefusedError if it runs."""
     async with held_domain(domain, "vm start") as (now, session):
         if now.is_active:
+            is_paused = now.seen.state is DomainState.PAUSED
             raise RefusedError(
                 f"'{now.name}' runs already",
                 why=f"libvirt on {now.host.name} says that it is {now.state}",
-                remedy="there is nothing to do",
+                remedy=f"resume it: vmckpt vm resume {quote(now.name)}"
+                if is_paused
+                else "there is nothing to do",
             )
         await session.start(now.uuid)
 
