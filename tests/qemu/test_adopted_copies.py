@@ -84,7 +84,7 @@ async def under_load(made: World) -> None:
 @pytest.mark.parametrize(
     "style",
     [
-        pytest.param(TYPED, id="typed"),
+        pytest.param(TYPED, id="typed", marks=pytest.mark.long),
         pytest.param(CHAIN, id="a chain of images"),
         pytest.param(NODES, id="nodes", marks=LONG),
         pytest.param(LOOSE, id="loose", marks=LONG),

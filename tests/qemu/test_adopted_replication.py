@@ -71,6 +71,7 @@ def test_it_goes_on_as_it_was_started_when_its_protection_ends() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_what_it_writes_beside_a_shared_disk_comes_onto_that_when_its_protection_ends() -> None:
     """The disk's own node had gone: nothing could be committed to it, and the VM stayed busy."""
     with world(qemu("10.0"), qemu("10.0")) as made:

@@ -62,7 +62,9 @@ async def _there_and_back(made: World) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("style", [PLAIN, HUB], ids=["nic", "hub"])
+@pytest.mark.parametrize(
+    "style", [pytest.param(PLAIN, id="nic", marks=pytest.mark.long), pytest.param(HUB, id="hub")]
+)
 def test_a_qemu_that_was_started_by_hand_is_in_a_group(style: str) -> None:
     with world(qemu("10.0"), qemu("10.0")) as made, by_hand(made, style, monitors=3) as process:
         adopt(made)

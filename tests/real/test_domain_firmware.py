@@ -113,6 +113,7 @@ def test_a_copy_has_its_own(uefi: Machines) -> None:
     asyncio.run(sound(made, GUEST))
 
 
+@pytest.mark.long
 def test_virsh_restores_an_export(uefi: Machines) -> None:
     made = uefi
     take(made)

@@ -158,7 +158,7 @@ def test_what_cannot_be_shared_is_said_and_each_has_its_own(secured: Machines) -
         made.ok("vm", "rm", FORKS[0], "--disks")
 
 
-@pytest.mark.parametrize("moment", ["loading", "second"])
+@pytest.mark.parametrize("moment", ["loading", pytest.param("second", marks=pytest.mark.long)])
 def test_killed_it_leaves_whole_forks_or_none(taken: Machines, moment: str) -> None:
     made = taken
     command = made.begin("fork", "one", "--count", "2", "--name", "copy")

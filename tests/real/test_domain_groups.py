@@ -72,6 +72,7 @@ def test_it_is_one_cut_and_all_go_back_to_it(together: Machines) -> None:
     nothing_left(made)
 
 
+@pytest.mark.long
 def test_none_goes_back_if_one_cannot(together: Machines) -> None:
     """The domain's guest was saved by then: libvirt has it continue from that."""
     made = together

@@ -85,7 +85,7 @@ def test_what_goes_well_is_kept_and_can_be_undone(guarded: Machines, tmp_path: P
     made.ok("checkpoint", "rm", "since", "--yes")
 
 
-@pytest.mark.parametrize("where", ["here", "host", "guest"])
+@pytest.mark.parametrize("where", ["here", "host", pytest.param("guest", marks=pytest.mark.long)])
 def test_a_command_that_fails_is_undone(guarded: Machines, where: str) -> None:
     words = ["/bin/busybox", "false"] if where == "guest" else ["sh", "-c", "echo oops; exit 3"]
     done = guard(guarded, "--in", where, "--", *words)

@@ -74,6 +74,7 @@ def test_a_domain_becomes_a_vm_and_a_domain_again(own_disk: Machines) -> None:
     assert str(OWN_DISK) in made.virsh("lab-a", "domblklist", GUEST.name)
 
 
+@pytest.mark.long
 def test_copies_of_an_imported_domain_are_vms_and_become_domains(own_disk: Machines) -> None:
     """With UEFI, whose variables are one of its disks."""
     made = own_disk
