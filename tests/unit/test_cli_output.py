@@ -109,7 +109,7 @@ def test_a_signal_cancels_the_work_which_says_what_that_came_to(
         run(work(explains=True))
     with pytest.raises(click.exceptions.Abort):
         run(work(explains=False))
-    assert "asked to stop" in capsys.readouterr().err
+    assert "stopping: what was begun" in capsys.readouterr().err
 
 
 def test_every_command_has_help() -> None:
