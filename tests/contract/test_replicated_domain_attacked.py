@@ -501,14 +501,17 @@ def test_a_failover_knows_whether_the_domain_runs(world: World, *, runs: bool) -
     assert asyncio.run(run()) is runs
 
 
-@pytest.mark.parametrize("what", ["name", "uuid"])
-def test_what_a_host_says_of_another_domain_is_refused(
+@pytest.mark.parametrize("what", ["name", "uuid", "disks", "nodes"])
+def test_what_a_host_says_of_another_domain_or_of_other_disks_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     vm = world.vm("a")
     facts = replace(DOMAIN, uuid=UUID.replace("7", "8")) if what == "uuid" else DOMAIN
     text = vm.spec.text.replace(NAME, "other") if what == "name" else vm.spec.text
-    answer = described.DescribedDomain((), text, vm.qemu.to_json(), domain=facts)
+    if what in ("disks", "nodes"):  # a disk without an image, or without a node
+        text += '[[disks]]\npath = "/i/one"\nformat = "raw"\n'
+    qemu = vm.qemu._replace(nodes=("node0",) if what == "disks" else ())
+    answer = described.DescribedDomain((), text, qemu.to_json(), domain=facts)
 
     class Told(type(vm.host)):  # type: ignore[misc]
         async def own_command(self) -> list[str]:

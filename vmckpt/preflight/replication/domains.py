@@ -165,7 +165,11 @@ async def _libvirt(vm: Vm, standby: Host) -> AsyncIterator[Finding]:
         names = await session.names()
     if any(vm.qemu.domain == one.uuid or vm.name == one.name for one in names):
         reason = f"the libvirtd of {standby.name} has a domain '{vm.name}', or of its UUID, already"
-        remedy = f"if it is an old one: on {standby.name}, virsh undefine {quote(vm.name)}"
+        name = quote(vm.name)
+        remedy = (
+            f"if an interrupted replication left it: vmckpt replicate stop {name}; "
+            f"if it is an old one: on {standby.name}, virsh undefine {name}"
+        )
         yield Finding("domain-there", REFUSE, reason, remedy)
         return
     yield Finding("libvirt", OK, f"the libvirtd of {standby.name} has no domain of that name")

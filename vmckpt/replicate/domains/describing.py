@@ -46,6 +46,9 @@ async def described(domain: Domain, options: ReplicationOptions) -> tuple[Vm, De
         named = spec.name, qemu.domain, answer.domain and answer.domain.uuid
         if named != (domain.name, domain.uuid, domain.uuid):
             raise MalformedError("it is about another domain")
+        images = {image.node_name for image in answer.images}
+        if len(qemu.nodes) != len(spec.disks) or not images.issuperset(qemu.nodes):
+            raise MalformedError("its disks are not among the images of its QEMU")
     except MalformedError as exc:
         raise OperationFailedError(
             f"what {domain.host.name} says of '{domain.name}' is malformed",
