@@ -326,6 +326,28 @@ def test_what_was_there_before_the_guest_is_not_the_guests(tmp_path: Path, priva
         asyncio.run(go(guest))
 
 
+def test_why_memory_cannot_be_paged_is_said_in_words(guest: Guest) -> None:
+    """It was the last line of a traceback: "PermissionError: [Errno 1] Operation not permitted"."""
+    guest.child.kill()
+    guest.child.wait()
+
+    async def why() -> str:
+        pager = await PagerProcess.start(
+            guest.location, guest.checkpoint, guest.log, guest.ram_file
+        )
+        try:
+            await pager.opened()
+            with pytest.raises(OperationFailedError) as caught:
+                await pager.attach(guest.qemu.process.pid, private=guest.private)
+            return caught.value.why
+        finally:
+            await pager.end()
+
+    found = asyncio.run(why())
+    assert "No such" in found
+    assert "Error" not in found
+
+
 def test_a_pager_that_is_killed_is_followed_by_another(guest: Guest) -> None:
     async def go() -> None:
         pager = await guest.paged()

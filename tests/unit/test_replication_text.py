@@ -95,7 +95,7 @@ def test_who_has_died_has_a_last_word_or_none() -> None:
 def test_an_event() -> None:
     event = {"time": "2026-11-22T18:00:00.000Z", "host": "lab-a", "role": "primary", "term": 3}
     alone = event | {"state": "ended", "ending": "alone", "why": "the standby is lost"}
-    assert event_text(alone).endswith("ended (alone), term 3: the standby is lost")
+    assert event_text(alone).endswith("ended, term 3: the standby is lost")
     assert "output not held" in event_text(event | {"state": "x", "output_commit": False})
     assert "may not run" in event_text(event | {"state": "protected", "may_run": False})
     one = event | {"state": "protected", "paths": {"replication": "heard", "second": "silent"}}

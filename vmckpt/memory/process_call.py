@@ -63,6 +63,7 @@ _DEVICE, _USERFAULTFD_NEW = b"/dev/userfaultfd\0", 0xAA00
 # Below the stack and its red zone of 128 bytes: nothing is stored there.
 _BELOW_STACK, _MOST_PATH_BYTES = 1024, 800
 _READ_WRITE = 3  # PROT_READ | PROT_WRITE
+_NOT_ITS_USER = "its user may not use userfaultfd; as root: sysctl -w vm.unprivileged_userfaultfd=1"
 _PRIVATE_HERE = 0x4012  # MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
 _SHARED_HERE = 0x4011  # MAP_SHARED | MAP_FIXED | MAP_NORESERVE
 
@@ -231,7 +232,7 @@ def _made(pid: int, saved: _Registers, gate: int, number: int, arguments: list[i
         try:
             device = _call(pid, saved, gate, _NR_OPEN, [at, os.O_RDWR | os.O_CLOEXEC])
         except OSError:
-            raise refused from None
+            raise PermissionError(refused.errno, _NOT_ITS_USER) from None
     try:
         return _call(pid, saved, gate, _NR_IOCTL, [device, _USERFAULTFD_NEW, *arguments])
     finally:

@@ -23,7 +23,7 @@ def status_text(name: str, sides: Sequence[ReplicaSide]) -> str:
 
 def event_text(event: dict[str, Any]) -> str:
     """Format a line of `replicate events`."""
-    state = event["state"] + (f" ({event['ending']})" if event.get("ending") else "")
+    state = event["state"]
     if event.get("may_run") is False and event["state"] != COPYING:  # it has no lease yet
         state += ", the guest may not run: its lease has ended"
     if event.get("output_commit") is False:

@@ -205,7 +205,10 @@ def _page(control: socket.socket, lines: Any, where: dict[str, Any], source: _Ra
     vm = json.loads(line)
     ram = SharedRam(ram_file) if ram_file else AnonymousRam(tuple((a, b) for a, b in vm["private"]))
     if vm["again"] is None:
-        missing = MissingPages.begin(vm["pid"], ram)
+        try:
+            missing = MissingPages.begin(vm["pid"], ram)
+        except OSError as exc:
+            sys.exit(exc.strerror or str(exc))
         there = ram.present(vm["pid"])
         if ram_file is not None and first is not None:
             put_right(ram_file, area, there & ~first)

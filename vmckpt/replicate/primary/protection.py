@@ -119,7 +119,7 @@ class Protection:
             with suppress(StorageError):  # then the VM's next start asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
         self._ending = ending
-        self._why = f"{ending.text}{': ' if self._why else ''}{self._why}"
+        self._why = f"{ending.text} ({self._why})" if self._why else ending.text
         try:
             await write_last_status(self._vm.host, self._files, self.status())
         except StorageError:
@@ -276,7 +276,7 @@ class Protection:
             await self._epochs.applied()
         receiving, self._is_handing_over = background[0], True
         await self._keeper.hand_over()
-        await self._stream.end(YOURS, "asked for")
+        await self._stream.end(YOURS, "as requested")
         given_up_s = time.monotonic() + TAKING_S
         while not receiving.done() and time.monotonic() < given_up_s:
             await asyncio.wait({receiving}, timeout=PATIENCE_S)
@@ -292,7 +292,7 @@ class Protection:
         if not self._stream.is_taken and await self._has_term_back():
             return await self._go_on_here()
         await self._end_qemu()
-        self._why = "asked for"
+        self._why = "as requested"
         return ProtectionEnding.YOURS
 
     async def _has_term_back(self) -> bool:
@@ -372,7 +372,7 @@ class Protection:
     async def _stop(self) -> ProtectionEnding:
         if ending := await self._not_solo():
             return ending
-        await self._stream.end(STOPPED, "asked for")
+        await self._stream.end(STOPPED, "as requested")
         await self._release_guest()
         return ProtectionEnding.STOPPED
 

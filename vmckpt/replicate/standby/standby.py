@@ -318,7 +318,7 @@ class Standby:
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
         with suppress(HostDownError):  # a primary that hands the guest over receives it
-            await channel.fail(Failure(TAKEN, "the guest runs on the standby", "asked for", "-"))
+            await channel.fail(Failure(TAKEN, "the guest runs on the standby", "as requested", "-"))
         if self._lease.held is None:  # without the arbiter: it still lists this replica
             with suppress(StorageError):
                 await self._request.standby.write_text(self._warm.directory.gone_replica, self.name)
