@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import image_reader
 from tests.unit.test_stream_head import DEVICES, GOLDEN
 from vmckpt.checkpoint.domains.loading import arriving, loading
 from vmckpt.checkpoint.domains.loading.arriving import PagedMemory, SharedContent
@@ -37,17 +38,6 @@ pytestmark = pytest.mark.contract
 UUID, XML = "7961af85-4cf2-49f8-a727-3c1736dbe50b", "<domain/>"
 HEAD = read_stream_head(GOLDEN + DEVICES)
 PAGES = [RamPages(np.arange(3), bytes(range(1, 4)) * PAGE_BYTES)]
-# It ends at what is no image, as QEMU does.
-READER = """
-import sys
-data = b""
-with open(sys.argv[1], "rb", 0) as file, open(sys.argv[2], "wb", 0) as out:
-    while more := file.read(65536):
-        out.write(more)
-        data = data[-8192:] + more
-        if b"\\xff" * 4096 in data:
-            sys.exit(1)
-"""
 
 
 class Libvirt:
@@ -57,7 +47,7 @@ class Libvirt:
         self.got, self.qemu = directory / "got", list["subprocess.Popen[bytes]"]()
 
     async def restore(self, path: Path) -> None:
-        words = [sys.executable, "-c", READER, str(path), str(self.got), "-uuid", UUID]
+        words = [sys.executable, image_reader.__file__, str(path), str(self.got), "", "-uuid", UUID]
         await asyncio.to_thread(self._run, [*words, ""])
         data = self.got.read_bytes() if self.got.exists() else b""
         if self.qemu[0].returncode or not data.endswith(DEVICES):

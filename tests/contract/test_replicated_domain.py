@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import image_reader
 from tests.fake_libvirtd import FakeLibvirtd
 from tests.unit.test_stream_head import DEVICES, GOLDEN
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
@@ -244,21 +245,6 @@ def test_a_device_that_is_plugged_in_ends_the_protection(
 
 # -- what waits -----------------------------------------------------------------------------------
 
-# It ends at what is no image, as QEMU does, and lives on when it has the devices.
-READER = """
-import sys, time
-data = b""
-with open(sys.argv[1], "rb", 0) as file, open(sys.argv[2], "wb", 0) as out:
-    while more := file.read(65536):
-        out.write(more)
-        data = data[-8192:] + more
-        if b"\\xff" * 4096 in data:
-            sys.exit(1)
-        if data.endswith(sys.argv[3].encode("latin-1") + b"\\0"):
-            break
-time.sleep(600)
-"""
-
 
 class Bench:
     """A standby's libvirt. In its place a process reads the image, as a QEMU of that domain."""
@@ -304,7 +290,16 @@ class Bench:
         if self.refuses:
             return LibvirtRefusedError("no", why=self.refuses, remedy="-", code=1)
         end = DEVICES[:-1].decode("latin-1")
-        words = [sys.executable, "-c", READER, str(path), str(self.got), end, "-uuid", UUID, ""]
+        words = [
+            sys.executable,
+            image_reader.__file__,
+            str(path),
+            str(self.got),
+            end,
+            "-uuid",
+            UUID,
+            "",
+        ]
         self.qemu = await asyncio.to_thread(subprocess.Popen, words)
         while self.qemu.poll() is None:
             await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.test_adopt import HAND, NUMA, PLAIN, adopt, by_hand
-from tests.qemu.test_adopted_copies import AGENT, has_run_on, words
+from tests.qemu.test_adopted_copies import AGENT, copied_and_forked, has_run_on, words
 from tests.qemu.test_checkpoint import all_there, in_memory, sound
 from tests.qemu.world import COMMAND, World, image, qemu, world
 from vmckpt.hosts.processes.process import is_alive
@@ -69,11 +69,7 @@ def test_it_has_checkpoints_copies_and_forks(style: str, megabytes: int, cannot:
         asyncio.run(under_load(made, megabytes))
         taken = made.ok("checkpoint", "create", "hand", "--name", "point")
         assert taken["memory_bytes"] == (384 if cannot else 256) * MIB
-        copied = made.ok("checkpoint", "restore", "point", "--as", "copy")
-        assert copied["warnings"] == []
-        forked = made.ok("fork", "hand", "--count", "2", "--name", "f")["forks"]
-        assert [(one["error"], one["warnings"]) for one in forked] == [("", [])] * 2
-        has_run_on(made, "copy", "f-1", "f-2")
+        copied_and_forked(made)
         assert is_alive(process)
         asyncio.run(sound(made, HAND))
         # All blocks are in one file; forks share it.

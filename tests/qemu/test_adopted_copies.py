@@ -74,6 +74,15 @@ def started(made: World, style: str) -> Iterator[ProcessId]:
         yield process
 
 
+def copied_and_forked(made: World) -> None:
+    """Its checkpoint `point` becomes a copy, and it has two forks; all of them run."""
+    copied = made.ok("checkpoint", "restore", "point", "--as", "copy")
+    assert copied["warnings"] == []
+    forked = made.ok("fork", "hand", "--count", "2", "--name", "f")["forks"]
+    assert [(one["error"], one["warnings"]) for one in forked] == [("", [])] * 2
+    has_run_on(made, "copy", "f-1", "f-2")
+
+
 async def under_load(made: World) -> None:
     control = await HAND.control(made.lab)
     await load(control)
@@ -96,11 +105,7 @@ def test_copies_and_forks_run_beside_the_original(style: str) -> None:
         assert made.ok("vm", "show", "hand")["cannot"] == []
         asyncio.run(under_load(made))
         made.ok("checkpoint", "create", "hand", "--name", "point")
-        copied = made.ok("checkpoint", "restore", "point", "--as", "copy")
-        assert copied["warnings"] == []
-        forked = made.ok("fork", "hand", "--count", "2", "--name", "f")["forks"]
-        assert [(one["error"], one["warnings"]) for one in forked] == [("", [])] * 2
-        has_run_on(made, "copy", "f-1", "f-2")
+        copied_and_forked(made)
         # The original is as someone started it, and has lost nothing.
         assert is_alive(process)
         asyncio.run(sound(made, HAND))
